@@ -1,0 +1,39 @@
+"""The `batchserve` command: assembles the verbs, nothing else."""
+
+import sys
+
+import typer
+
+from scripts.bench import bench
+from scripts.build import build, inspect
+from scripts.configure import configure
+from scripts.demo import demo
+from scripts.lib.console import err_console
+from scripts.lib.errors import UserError
+from scripts.predict import predict
+from scripts.serve import serve, token
+from scripts.workers import register, scale, status, unregister
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Build, serve, scale, measure and debug batched transformer models on TorchServe.",
+)
+for verb in (build, inspect, configure, serve, token, status, scale, register, unregister, predict, bench, demo):
+    app.command()(verb)
+
+
+def main() -> None:
+    """Run the command; a UserError becomes a message and exit status 1."""
+    try:
+        app()
+    except UserError as error:
+        err_console.print(f"[red]error:[/red] {error}" if err_console.is_terminal else f"error: {error}", markup=err_console.is_terminal)
+        if error.hint:
+            err_console.print(f"  {error.hint}", markup=False)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

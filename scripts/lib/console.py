@@ -1,0 +1,26 @@
+"""What the commands print: one console each for answers and for everything else."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+console = Console(soft_wrap=True, highlight=False)
+err_console = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+@contextmanager
+def progress(label: str) -> Iterator[None]:
+    """Show that `label` is under way, and how long it took when it ends.
+
+    A spinner on a terminal; elsewhere (a log, a pipe) one line at the start and one at the end.
+    """
+    start = time.monotonic()
+    if err_console.is_terminal:
+        with err_console.status(label):
+            yield
+    else:
+        err_console.print(f"{label} …", markup=False)
+        yield
+    err_console.print(f"{label}: done in {time.monotonic() - start:.1f} s", markup=False)
