@@ -1,0 +1,18 @@
+"""Fixtures that several test folders share."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Nothing in these tests may reach a hub: a model that is not on disk must fail at once.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny sentence-transformers BERT (mean pooling, normalised). Read only: copy it to change it."""
+    from tests.models import tiny_bert
+
+    return tiny_bert(tmp_path_factory.mktemp("models") / "tiny-bert")
