@@ -1,0 +1,495 @@
+"""A running TorchServe: started, watched until it is truly ready, stopped without leaving a process.
+
+A server has a state directory (by default `.batchserve/server-PORT` under the current one, mode 700) that holds its
+logs, its keys and `state.json`. Its scratch directory, for worker sockets and extracted archives, is in the system's
+temporary directory, since the path of a socket may have 107 bytes at most.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Literal, Self
+
+import psutil
+import requests
+
+from scripts.lib import properties as props
+from scripts.lib import supervisor
+from scripts.lib.errors import UserError
+from scripts.lib.java import find_java
+from scripts.lib.serverlog import ServerLog, startup_failure
+
+STATE_ROOT = Path(".batchserve")
+LOG_CONFIG = props.REPOSITORY / "config" / "log4j2.xml"
+PROBE = b'{"text": "ready?"}'
+
+Key = Literal["inference", "management"]
+_REST = ("inference", "management", "metrics")
+_GRPC = ("grpc_inference", "grpc_management")
+_POLL_S = 0.1
+#: How long a worker that died may take to finish printing why.
+_LAST_WORDS_S = 0.6
+
+
+@dataclass(frozen=True)
+class Urls:
+    """Base URLs of a server, without a slash at the end."""
+
+    inference: str
+    management: str
+    metrics: str
+
+
+class StartError(UserError):
+    """TorchServe did not come up; the message holds its own reason."""
+
+
+class TorchServe:
+    """One TorchServe process tree, from a config.properties.
+
+    Use it as a context manager: it is ready inside the block and gone after it. Whatever ends the process that made
+    it, kill -9 included, ends the server too.
+    """
+
+    def __init__(
+        self,
+        properties: Path,
+        model_store: Path | None = None,
+        *,
+        java: Path | None = None,
+        work_dir: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 180.0,
+    ) -> None:
+        """Prepare a server; nothing is started or written yet.
+
+        Args:
+            properties: config.properties.
+            model_store: directory of archives; None: the one that the properties name.
+            java: the program to run; None: `find_java`'s.
+            work_dir: state directory; None: `.batchserve/server-PORT`.
+            env: environment variables for the server and its workers on top of this process's.
+            timeout: seconds that the context manager waits for readiness.
+
+        Raises:
+            UserError: the properties cannot be read or name no model store.
+        """
+        self.properties_path = properties.absolute()
+        self.properties = props.load(properties)
+        store = model_store or (Path(self.properties["model_store"]) if "model_store" in self.properties else None)
+        if store is None:
+            raise UserError(f"{properties}: names no model_store")
+        self.model_store = store.absolute()
+        self.urls = Urls(*(_client_url(self.properties, name) for name in _REST))
+        port = self.urls.inference.rsplit(":", 1)[1]
+        self.work_dir = (work_dir or STATE_ROOT / f"server-{port}").absolute()
+        self.timeout = timeout
+        self._java = java
+        self._env = dict(env or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = ServerLog(self.work_dir / "logs" / "ts_log.log")
+        self._scratch: Path | None = None
+
+    # Life cycle
+
+    def start(self) -> None:
+        """Start the processes and return at once.
+
+        Raises:
+            UserError: a port is in use, there is no Java, no model store, or the state directory cannot be written.
+        """
+        if self._process is not None:
+            raise RuntimeError("already started")
+        if not self.model_store.is_dir():
+            raise UserError(f"model store {self.model_store}: no such directory")
+        self._check_ports()
+        java = self._java or find_java()
+        self._make_state_directory()
+        self._log.skip()
+        scratch = _scratch_directory()
+        self._scratch = scratch
+        command = [sys.executable, "-I", supervisor.__file__, str(scratch), *self._command(java, scratch)]
+        with (self.work_dir / "logs" / "console.log").open("wb") as console:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+                cwd=self.work_dir,
+                env=self._environment(scratch),
+                # Ctrl-C in the terminal is for us: we end the server in order.
+                start_new_session=True,
+            )
+        self._write_state()
+
+    def wait_ready(self, timeout: float | None = None, probe: bytes | None = PROBE) -> None:
+        """Wait until every model of the properties has its workers READY and answers a request.
+
+        Args:
+            timeout: seconds; None: the object's own.
+            probe: JSON body of the request; an answer below 500 counts. None: send none.
+
+        Raises:
+            StartError: the server or a worker died, a model could not be loaded or answers the probe with a server
+                error, or the time is up; the message holds the reason from the log.
+        """
+        deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
+        waiting = {name: versions for name, versions in props.models(self.properties).items() if versions}
+        while waiting:
+            self._check_alive()
+            waiting = {name: versions for name, versions in waiting.items() if not self._loaded(name, versions)}
+            if time.monotonic() > deadline:
+                raise StartError(f"not ready in time: {', '.join(waiting)}", hint=self._log_hint())
+            if waiting:
+                time.sleep(_POLL_S)
+        if probe is not None:
+            for name in props.models(self.properties):
+                self._probe(name, probe, deadline)
+
+    def stop(self, graceful: bool = True) -> None:
+        """End Java and its workers and wait until they are gone; doing it twice is no error.
+
+        Args:
+            graceful: let TorchServe shut down by itself (2–4 s, at most 8) instead of killing it at once.
+        """
+        process = self._process
+        if process is None:
+            return
+        tree = self.processes()
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.write(supervisor.TERMINATE if graceful else supervisor.KILL)
+                process.stdin.flush()
+        try:
+            process.wait(supervisor.GRACE_S + 7)
+        except KeyboardInterrupt:
+            # Asked again: no more patience.
+            self._order_kill(process)
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)
+        finally:
+            if process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
+            _kill_all(tree)
+            if self._scratch is not None:
+                shutil.rmtree(self._scratch, ignore_errors=True)
+            for name in ("key_file.json", "state.json", "java.pid"):
+                (self.work_dir / name).unlink(missing_ok=True)
+            self._process = None
+
+    def wait(self) -> int:
+        """Block until the server ends by itself; returns the exit status of Java."""
+        if self._process is None:
+            raise RuntimeError("not started")
+        return self._process.wait()
+
+    @property
+    def running(self) -> bool:
+        """Whether the Java process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+            self.wait_ready()
+        except BaseException:
+            self.stop(graceful=False)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # What a client needs
+
+    @property
+    def inference_key(self) -> str | None:
+        """The key for predictions; None when the server asks for none."""
+        return self._key("inference")
+
+    @property
+    def management_key(self) -> str | None:
+        """The key for the management API; None when the server asks for none."""
+        return self._key("management")
+
+    def headers(self, kind: Key = "inference") -> dict[str, str]:
+        """The HTTP headers that authorise a request of that kind."""
+        key = self._key(kind)
+        return {"Authorization": f"Bearer {key}"} if key else {}
+
+    def processes(self) -> list[psutil.Process]:
+        """Java and its workers, now; empty when not running. The supervisor is not among them."""
+        if self._process is None:
+            return []
+        try:
+            return psutil.Process(self._process.pid).children(recursive=True)
+        except psutil.Error:
+            return []
+
+    def describe(self, name: str, version: str | None = None) -> dict[str, Any]:
+        """What the management API says of one model (its first version when none is given).
+
+        Raises:
+            requests.RequestException: no answer, or none with status 200.
+        """
+        url = f"{self.urls.management}/models/{name}" + (f"/{version}" if version else "")
+        response = requests.get(url, headers=self.headers("management"), timeout=10)
+        response.raise_for_status()
+        described: dict[str, Any] = response.json()[0]
+        return described
+
+    def log_text(self) -> str:
+        """TorchServe's log of this and earlier runs in the same state directory."""
+        return self._log.path.read_text(encoding="utf-8", errors="replace") if self._log.path.exists() else ""
+
+    # Inside
+
+    def _key(self, kind: Key) -> str | None:
+        if self.properties.get("disable_token_authorization") == "true":
+            return None
+        return read_key(self.work_dir / "key_file.json", kind)
+
+    def _command(self, java: Path, scratch: Path) -> list[str]:
+        import ts
+
+        home = Path(ts.__file__).resolve().parents[1]
+        vm_args = self.properties.get("vmargs", "").split()
+        if not any(argument.startswith("-Dlog4j.configurationFile=") for argument in vm_args):
+            vm_args.append(f"-Dlog4j.configurationFile={LOG_CONFIG.as_uri()}")
+        return [
+            str(java),
+            f"-Dmodel_server_home={home}",
+            f"-Djava.io.tmpdir={scratch}",
+            *vm_args,
+            "-cp",
+            f".:{home}/ts/frontend/*",
+            "org.pytorch.serve.ModelServer",
+            "--python",
+            sys.executable,
+            "-f",
+            str(self.properties_path),
+            "-s",
+            str(self.model_store),
+            "-ncs",
+        ]
+
+    def _environment(self, scratch: Path) -> dict[str, str]:
+        # TS_CONFIG_FILE would replace our file, PYTHONPATH would shadow the code inside the archives.
+        unwanted = ("PYTHONPATH", "PYTHONHOME", "LOG_LOCATION", "METRICS_LOCATION")
+        env = {key: value for key, value in os.environ.items() if not key.startswith("TS_") and key not in unwanted}
+        env.update(TMPDIR=str(scratch), TEMP=str(scratch), TMP=str(scratch))
+        if "UTF-8" not in (env.get("LC_ALL") or env.get("LC_CTYPE") or env.get("LANG") or "").upper():
+            # Java takes the encoding of file names from the locale.
+            env["LC_ALL"] = "C.UTF-8"
+        return env | self._env
+
+    def _check_ports(self) -> None:
+        for name in _REST:
+            host, port = _address(self.properties, name)
+            _check_port(host, port, f"{name}_port")
+        for name in _GRPC:
+            default = "7070" if name == "grpc_inference" else "7071"
+            port = int(self.properties.get(f"{name}_port", default))
+            _check_port(self.properties.get(f"{name}_address", "127.0.0.1"), port, f"{name}_port")
+
+    def _make_state_directory(self) -> None:
+        try:
+            for directory in (self.work_dir.parent, self.work_dir):
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.work_dir.chmod(0o700)
+            (self.work_dir / "logs").mkdir(exist_ok=True)
+            for name in ("key_file.json", "state.json"):
+                (self.work_dir / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError(f"state directory {self.work_dir}: {error.strerror}") from None
+
+    def _write_state(self) -> None:
+        assert self._process is not None
+        state = {
+            "pid": self._process.pid,
+            "started": time.time(),
+            "properties": str(self.properties_path),
+            "inference": self.urls.inference,
+            "management": self.urls.management,
+            "metrics": self.urls.metrics,
+            "auth": "none" if self.properties.get("disable_token_authorization") == "true" else "token",
+        }
+        (self.work_dir / "state.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+
+    def _check_alive(self) -> None:
+        """Raise StartError as soon as the log or the process says that this start will not succeed."""
+        self._log.read()
+        if self._process is None:
+            raise RuntimeError("not started")
+        if self._process.poll() is not None:
+            console = (self.work_dir / "logs" / "console.log").read_text(encoding="utf-8", errors="replace")
+            raise StartError(f"TorchServe did not start: {startup_failure(console)}", hint=self._log_hint())
+        if self._log.fatal:
+            time.sleep(_POLL_S)
+            self._log.read()
+            raise StartError("TorchServe: " + ": ".join(self._log.fatal[:2]), hint=self._log_hint())
+        if self._log.dead:
+            time.sleep(_LAST_WORDS_S)
+            self._log.read()
+            worker = self._log.dead[0]
+            name = worker.split("-", 2)[2].rsplit("_", 1)[0]
+            raise StartError(
+                f"a worker of {name} died while loading the model:\n{self._log.worker_error(worker)}",
+                hint=self._log_hint(),
+            )
+
+    def _log_hint(self) -> str:
+        return f"the whole log: {self._log.path}"
+
+    def _loaded(self, name: str, versions: Mapping[str, Mapping[str, Any]]) -> bool:
+        for version, settings in versions.items():
+            try:
+                described = self.describe(name, version)
+            except (requests.RequestException, UserError):
+                return False
+            ready = sum(worker["status"] == "READY" for worker in described["workers"])
+            if ready < settings.get("minWorkers", 1):
+                return False
+        return True
+
+    def _probe(self, name: str, body: bytes, deadline: float) -> None:
+        url = f"{self.urls.inference}/predictions/{name}"
+        headers = {"Content-Type": "application/json", **self.headers()}
+        try:
+            answer = requests.post(url, data=body, headers=headers, timeout=max(deadline - time.monotonic(), 1.0))
+        except requests.RequestException as error:
+            self._check_alive()
+            raise StartError(f"{name} does not answer a request: {error}", hint=self._log_hint()) from None
+        if answer.status_code >= 500 or "TokenAuthorization" in answer.text or answer.status_code == 404:
+            time.sleep(_LAST_WORDS_S)
+            self._log.read()
+            said = [line for lines in self._log.said.values() for line in lines]
+            raise StartError(
+                f"{name} answers a request with {answer.status_code}: {answer.text.strip()[:500]}\n"
+                + "\n".join(said[-30:]),
+                hint=self._log_hint(),
+            )
+
+    @staticmethod
+    def _order_kill(process: "subprocess.Popen[bytes]") -> None:
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.write(supervisor.KILL)
+                process.stdin.flush()
+
+
+def read_key(path: Path, kind: Key) -> str:
+    """The current key in a key_file.json that TorchServe wrote.
+
+    Raises:
+        UserError: the file is missing or not readable, or the key has expired.
+    """
+    try:
+        entry = json.loads(path.read_text(encoding="utf-8"))[kind]
+        key, expires = str(entry["key"]), str(entry["expiration time"])
+    except FileNotFoundError:
+        raise UserError(f"{path}: no key file there: no server has been started here, or it uses no tokens") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: not a key file of TorchServe: {error}") from None
+    # Java writes nanoseconds; Python reads at most microseconds.
+    moment = datetime.fromisoformat(expires[:19]).replace(tzinfo=UTC)
+    if moment < datetime.now(UTC):
+        raise UserError(
+            f"{path}: the {kind} key expired at {moment:%Y-%m-%d %H:%M} UTC",
+            hint="restart the server, with a larger server.token_expiration_min",
+        )
+    return key
+
+
+def free_ports(count: int = 5) -> list[int]:
+    """Ports of the loopback interface that nothing listens on now, all different."""
+    sockets = []
+    try:
+        for _ in range(count):
+            listener = socket.socket()
+            sockets.append(listener)
+            listener.bind(("127.0.0.1", 0))
+        return [listener.getsockname()[1] for listener in sockets]
+    finally:
+        for listener in sockets:
+            listener.close()
+
+
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[None]:
+    """Turn TERM and HUP into SystemExit inside the block, so that servers in it are stopped; INT is Python's own."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _address(properties: Mapping[str, str], name: str) -> tuple[str, int]:
+    default = {"inference": 8080, "management": 8081, "metrics": 8082}[name]
+    url = properties.get(f"{name}_address", f"http://127.0.0.1:{default}")
+    host, _, port = url.partition("://")[2].partition(":")
+    try:
+        return host, int(port or default)
+    except ValueError:
+        raise UserError(f"{name}_address: cannot make sense of {url}") from None
+
+
+def _client_url(properties: Mapping[str, str], name: str) -> str:
+    """The URL to call a server by from this machine."""
+    host, port = _address(properties, name)
+    scheme = properties.get(f"{name}_address", "http:").partition(":")[0]
+    return f"{scheme}://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+
+
+def _check_port(host: str, port: int, field: str) -> None:
+    with socket.socket() as listener:
+        # As servers do: a port in TIME_WAIT is free.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            listener.listen()
+        except OSError as error:
+            raise UserError(
+                f"{field}: {host}:{port} cannot be used: {error.strerror}",
+                hint="stop what listens there, or choose other ports in serving.yaml",
+            ) from None
+
+
+def _scratch_directory() -> Path:
+    """A new directory for sockets and extracted archives, on a path short enough for sockets."""
+    directory = Path(tempfile.mkdtemp(prefix="batchserve-"))
+    if len(os.fsencode(directory)) > 80 and Path("/tmp").is_dir():
+        directory.rmdir()
+        directory = Path(tempfile.mkdtemp(prefix="batchserve-", dir="/tmp"))
+    return directory
+
+
+def _kill_all(processes: list[psutil.Process]) -> None:
+    """Make sure that each of these is gone; psutil tells a reused process id from the old one."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(processes, timeout=5)
