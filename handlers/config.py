@@ -1,0 +1,145 @@
+"""The `handler:` section of model-config.yaml, checked, and the tables that need no torch."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, get_args
+
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+ATTENTION = ("auto", "packed", "padded")
+POOLING = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+
+# Families whose activations are known to pass fp16's largest number (65,504).
+OVERFLOWS_FP16 = frozenset({"t5", "mt5", "umt5", "longt5", "gemma", "gemma2", "gemma3", "gemma3_text"})
+
+
+class ConfigError(ValueError):
+    """The `handler:` section cannot be used; the message names the key and what is allowed."""
+
+
+@dataclass(frozen=True)
+class HandlerConfig:
+    """What an archive says of its model. Every field is a key of `handler:`; README explains those that users set.
+
+    Args:
+        task: which entry module the archive was built for.
+        model: directory of the model's files inside the archive.
+        dtype: `auto` or the name of a torch dtype, see `resolve_dtype`.
+        attention: `packed` (no padding), `padded`, or `auto`: packed where the model gives equal answers that way.
+        max_tokens: longest input in tokens, special tokens counted.
+        max_items: most texts in one request.
+        max_batch_tokens: tokens run at once; None takes the device's default.
+        max_batch_items: texts run at once.
+        threads: intra-op threads; None follows cores ÷ workers.
+        max_response_bytes: TorchServe's `max_response_size`; a larger answer would kill the worker.
+        pooling: one pooling mode or several to concatenate.
+        include_prompt: whether a prompt's tokens count in the pooling.
+        normalize: whether vectors leave with unit length unless the request says otherwise.
+        lower_case: lower-case texts before the tokenizer's own normaliser.
+        prompts: prompt name → text put before the input.
+        default_prompt_name: prompt used when a request names none.
+        dense: directories, relative to `model`, of dense layers applied after pooling, in order.
+        trust_remote_code: whether code in the model's directory may run; only ever set by the builder on request.
+        profile: TorchServe's own switch for its `timed` decorator.
+    """
+
+    task: str
+    model: str = "model"
+    dtype: str = "auto"
+    attention: str = "auto"
+    max_tokens: int = 512
+    max_items: int = 1024
+    max_batch_tokens: int | None = None
+    max_batch_items: int = 256
+    threads: int | None = None
+    max_response_bytes: int = 6_553_500
+    pooling: tuple[str, ...] = ("mean",)
+    include_prompt: bool = True
+    normalize: bool = False
+    lower_case: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+    dense: tuple[str, ...] = ()
+    trust_remote_code: bool = False
+    profile: bool = False
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> "HandlerConfig":
+        """Check `mapping` and make a config of it.
+
+        Raises:
+            ConfigError: an unknown key (the nearest known one is named), a wrong type or a value out of range.
+        """
+        known = {f.name: f for f in fields(cls)}
+        values: dict[str, Any] = {}
+        for key, value in mapping.items():
+            if key not in known:
+                near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)
+                raise ConfigError(f"handler: unknown key {key!r}; did you mean {near[0]!r}?")
+            values[key] = _checked(key, value, known[key].type)
+        if "task" not in values:
+            raise ConfigError("handler: the key 'task' is missing")
+        config = cls(**values)
+        config._check()
+        return config
+
+    def _check(self) -> None:
+        for key, allowed in (("dtype", DTYPES), ("attention", ATTENTION)):
+            if getattr(self, key) not in allowed:
+                raise ConfigError(f"handler: {key} is {getattr(self, key)!r}; allowed are {', '.join(allowed)}")
+        for mode in self.pooling:
+            if mode not in POOLING:
+                raise ConfigError(f"handler: pooling mode {mode!r} is unknown; allowed are {', '.join(POOLING)}")
+        if not self.pooling:
+            raise ConfigError("handler: pooling names no mode")
+        for key in ("max_tokens", "max_items", "max_batch_tokens", "max_batch_items", "threads", "max_response_bytes"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ConfigError(f"handler: {key} is {value}; it must be at least 1")
+        if self.default_prompt_name is not None and self.default_prompt_name not in self.prompts:
+            raise ConfigError(f"handler: default_prompt_name {self.default_prompt_name!r} is not among the prompts")
+        parts = [self.model, *self.dense]
+        if any(part.startswith("/") or ".." in part.split("/") for part in parts):
+            raise ConfigError("handler: model and dense are paths inside the archive")
+
+
+def _checked(key: str, value: Any, annotation: Any) -> Any:
+    """`value` when it has the annotated type. Lists become tuples, one string a tuple of one."""
+    if annotation == tuple[str, ...]:
+        value = (value,) if isinstance(value, str) else value
+        if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
+            raise ConfigError(f"handler: {key} must be a string or a list of strings")
+        return tuple(value)
+    if annotation == Mapping[str, str]:
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping) or not all(isinstance(s, str) for kv in value.items() for s in kv):
+            raise ConfigError(f"handler: {key} must map names to texts")
+        return dict(value)
+    allowed = get_args(annotation) or (annotation,)
+    # bool is an int in Python, and `max_tokens: yes` is a bool in YAML
+    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+        names = " or ".join("null" if t is type(None) else t.__name__ for t in allowed)
+        raise ConfigError(f"handler: {key} must be {names}, not {type(value).__name__}")
+    return value
+
+
+def resolve_dtype(requested: str, device: str, model_type: str, *, bf16_on_device: bool = True) -> str:
+    """The dtype that a model runs in.
+
+    Args:
+        requested: a name of DTYPES.
+        device: torch's device type (`cpu`, `cuda`, …).
+        model_type: the model's `model_type` in transformers.
+        bf16_on_device: whether the device computes in bfloat16.
+
+    Returns:
+        `auto` is float16 on CUDA, bfloat16 there for families that overflow float16 (float32 where the device has no
+        bfloat16), float32 everywhere else. A dtype asked for by name is taken, but never float16 for those families.
+    """
+    overflows = model_type in OVERFLOWS_FP16
+    if requested == "auto":
+        requested = "float16" if device == "cuda" else "float32"
+    if requested == "float16" and overflows:
+        return "bfloat16" if bf16_on_device else "float32"
+    return requested

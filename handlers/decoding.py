@@ -1,0 +1,178 @@
+"""A row as TorchServe hands it over → the body and the route that the client meant.
+
+TorchServe decodes `application/json` and `text/*` before a handler sees them, in UTF-8 alone; everything it could not
+decode arrives as bytes. Form fields arrive as keys of the row, a plain body as the key `body`.
+"""
+
+import codecs
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.message import Message
+from typing import Any
+
+from handlers.errors import RequestError, shown
+
+TEXT_FIELDS = ("data", "text")
+
+_MARKS = (  # longest first: UTF-32's mark starts with UTF-16's
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request as the client sent it.
+
+    Args:
+        body: decoded JSON, or a text.
+        route: the path behind the model's version, without slashes at its ends; empty for the model itself.
+    """
+
+    body: Any
+    route: str = ""
+
+
+class Headers(Mapping[str, Any]):
+    """Request headers, whatever their case."""
+
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        self._values = {str(name).lower(): value for name, value in raw.items()}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name.lower()]
+
+    def __iter__(self) -> Any:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def content_type(self, field: str) -> tuple[str, str | None]:
+        """Media type and declared charset of the form field or body `field`; ("", None) where nothing is said."""
+        part = self._values.get(field.lower())
+        declared = part.get("content-type") if isinstance(part, Mapping) else None
+        message = Message()
+        message["content-type"] = str(declared or self._values.get("content-type") or "")
+        kind = message.get_content_type() if message["content-type"] else ""
+        return kind, message.get_content_charset()
+
+
+def route_of(headers: Headers) -> str:
+    """The path behind the model's version, without slashes at its ends; empty for the model itself."""
+    return str(headers.get("url_path") or "").strip("/")
+
+
+def decode(row: Mapping[str, Any], headers: Headers) -> Call:
+    """Find the body and the route of one request.
+
+    Raises:
+        RequestError: no body, undecodable bytes, malformed JSON, or a form that holds none of the known fields.
+    """
+    route = route_of(headers)
+    if "body" in row:
+        kind, charset = headers.content_type("body")
+        return Call(_value(row["body"], kind, charset, "body"), route)
+    return Call(_form(row, headers), route)
+
+
+def _form(row: Mapping[str, Any], headers: Headers) -> Any:
+    """A form's body: its text field, with its other fields as options."""
+    found = [field for field in TEXT_FIELDS if field in row]
+    if not row:
+        raise RequestError("The request has no body.", code="empty_body")
+    if not found:
+        if any(str(name).lstrip().startswith(("{", "[", '"')) for name in row):
+            raise RequestError(
+                "The JSON was sent as a form; add the header 'Content-Type: application/json'.", code="json_as_form"
+            )
+        raise RequestError(f"The form has no field {' or '.join(TEXT_FIELDS)}.", code="missing_field", param="text")
+    if len(found) > 1:
+        raise RequestError("The form has both fields data and text; send one.", code="ambiguous_input", param="data")
+    field = found[0]
+    kind, charset = headers.content_type(field)
+    if field == "text":
+        kind = "text/plain"  # a field named text is a text even when it looks like JSON
+    body = _value(row[field], kind, charset, field)
+    options = {name: _option(row[name], headers, name) for name in row if name != field}
+    if not options:
+        return body
+    if not isinstance(body, dict):
+        body = {"texts" if isinstance(body, list) else "text": body}
+    return {**options, **body}
+
+
+def _option(value: Any, headers: Headers, name: str) -> Any:
+    """A form field that is an option: a JSON scalar where it reads as one, else a text."""
+    text = _value(value, "text/plain", headers.content_type(name)[1], name)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _value(value: Any, kind: str, charset: str | None, field: str) -> Any:
+    """The value of a body or field: JSON, or a text."""
+    if isinstance(value, str) and kind.startswith("text/"):
+        # TorchServe took it for UTF-8; that is undone when the client declared something else
+        foreign = charset is not None and _codec(charset) != "utf-8"
+        return _text(value.encode(), charset, field) if foreign else value.removeprefix("\ufeff")
+    if not isinstance(value, bytes | bytearray):
+        return value
+    text = _text(bytes(value), charset, field)
+    if kind.startswith("text/"):
+        return text
+    return _json(text, field, strict=kind.endswith("json"))
+
+
+def _json(text: str, field: str, *, strict: bool) -> Any:
+    """JSON; where the client did not say that it is JSON, a text that cannot be meant as JSON is itself."""
+    meant = strict or text.lstrip().startswith("{")
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise RequestError("The JSON is nested too deeply.", code="malformed_json") from None
+    except ValueError as error:
+        if not meant:
+            return text
+        where = ""
+        if isinstance(error, json.JSONDecodeError):  # else a number too long for Python's int
+            where = f": {error.msg} at line {error.lineno}, column {error.colno}"
+        hint = "" if strict else " To send it as a text, use the header 'Content-Type: text/plain'."
+        raise RequestError(
+            f"The {field} is not valid JSON{where}.{hint}",
+            code="malformed_json",
+            param=None if field == "body" else field,
+        ) from None
+    return value if meant or isinstance(value, str | list) else text
+
+
+def _text(raw: bytes, charset: str | None, field: str) -> str:
+    """Bytes → text: by byte order mark, else by the declared charset, else UTF-8."""
+    marked = next((codec for mark, codec in _MARKS if raw.startswith(mark)), None)
+    codec = marked or _codec(charset or "utf-8")
+    try:
+        return raw.decode(codec)
+    except (UnicodeError, ValueError):
+        where = None if field == "body" else field
+        name = (charset or codec).upper()
+        raise RequestError(f"The {field} is not valid {shown(name)} text.", code="undecodable", param=where) from None
+
+
+def _codec(charset: str) -> str:
+    """Python's name of a charset of text.
+
+    Raises:
+        RequestError: it is none; Python also knows codecs such as zip or rot13, which are not charsets.
+    """
+    try:
+        info = codecs.lookup(charset)
+        if not getattr(info, "_is_text_encoding", True):
+            raise LookupError
+    except (LookupError, ValueError):
+        raise RequestError(f"The charset {shown(charset)} is unknown.", code="unknown_charset") from None
+    return info.name

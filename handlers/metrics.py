@@ -1,0 +1,71 @@
+"""The one list of metric names, and how they are emitted.
+
+All are counters with the dimension `model_name`; config/metrics.yaml must list the same names and dimensions, or
+TorchServe's frontend leaves them out. Histogram buckets are counters with the dimension `le`, because TorchServe's own
+histogram type has fixed buckets meant for seconds.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+UNITS: Mapping[str, str] = {
+    "batchserve_requests_total": "Count",
+    "batchserve_items_total": "Count",
+    "batchserve_tokens_total": "Count",
+    "batchserve_padding_tokens_total": "Count",
+    "batchserve_truncated_tokens_total": "Count",
+    "batchserve_batches_total": "Count",
+    "batchserve_micro_batches_total": "Count",
+    "batchserve_oom_splits_total": "Count",
+    "batchserve_fp32_retries_total": "Count",
+    "batchserve_tokenize_seconds_total": "Seconds",
+    "batchserve_forward_seconds_total": "Seconds",
+    "batchserve_render_seconds_total": "Seconds",
+}
+BATCH_SIZE = "batchserve_batch_size_bucket"
+ERRORS = "batchserve_errors_total"
+
+
+class Metrics:
+    """Adds up what happens in a batch and hands it to TorchServe once per batch.
+
+    Args:
+        cache: the context's metrics; None (outside TorchServe) counts but emits nothing.
+        counter_type: TorchServe's type for counters.
+        model_name: the name the model is served under.
+    """
+
+    def __init__(self, cache: Any, counter_type: Any, model_name: str) -> None:
+        self._model = model_name
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._known: dict[str, Any] = {}
+        if cache is None:
+            return
+        dimensions = {name: ["model_name"] for name in UNITS}
+        dimensions |= {BATCH_SIZE: ["model_name", "le"], ERRORS: ["model_name", "code"]}
+        for name, names in dimensions.items():
+            unit = UNITS.get(name, "Count")
+            self._known[name] = cache.add_metric_to_cache(name, unit, names, counter_type)
+
+    def count(self, name: str, value: float = 1, label: str = "") -> None:
+        """Add to a counter; `label` is its second dimension's value."""
+        self._counts[name, label] += value  # type: ignore[assignment]
+
+    def batch(self, size: int) -> None:
+        """Count a batch of `size` requests."""
+        self.count("batchserve_batches_total")
+        self.count("batchserve_requests_total", size)
+        for bound in BUCKETS:
+            if size <= bound:
+                self.count(BATCH_SIZE, 1, str(bound))
+        self.count(BATCH_SIZE, 1, "+Inf")
+
+    def emit(self) -> None:
+        """Hand the sums to TorchServe and begin anew."""
+        for (name, label), value in self._counts.items():
+            if value and name in self._known:
+                self._known[name].add_or_update(value, [self._model, *([label] if label else [])])
+        self._counts.clear()

@@ -1,0 +1,206 @@
+"""Load the network and its tokenizer, place them, prove the packed path, time a forward pass."""
+
+import itertools
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+from handlers import attention
+from handlers.batching import Limits
+from handlers.config import HandlerConfig, resolve_dtype
+from handlers.tokens import Encoding, Layout, Tokens, collate
+
+logger = logging.getLogger(__name__)
+
+# Tokens run at once. On a CPU larger micro-batches fall out of the caches (measured best at 512-1024 with MiniLM); on
+# CUDA they fill the device.
+BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}
+# Largest launch cost that a fit may find, in tokens: a hiccup while timing must not talk the planner into padding.
+MAX_LAUNCH_COST = 8192
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a forward pass takes on this device.
+
+    Args:
+        seconds_per_token: marginal cost of one more token.
+        launch_cost: fixed cost of a forward pass, in tokens.
+    """
+
+    seconds_per_token: float
+    launch_cost: int
+
+    def seconds(self, tokens: int, launches: int = 1) -> float:
+        """Predicted time of `launches` forward passes that run `tokens` tokens in all."""
+        return (tokens + launches * self.launch_cost) * self.seconds_per_token
+
+
+class Model:
+    """A transformers encoder that runs encodings, packed where that gives equal answers.
+
+    Args:
+        directory: the model's files.
+        config: the archive's handler section.
+        gpu_id: the CUDA device that TorchServe assigned; None for the CPU.
+
+    Attributes:
+        net: the transformers model.
+        tokens: its tokenizer.
+        device, dtype: where and in what it runs.
+        packed: whether micro-batches run without padding.
+        why_padded: the reason, where they do not.
+        costs: set by `fit`.
+    """
+
+    def __init__(self, directory: Path, config: HandlerConfig, gpu_id: int | None = None) -> None:
+        self.config = config
+        trust = config.trust_remote_code
+        described = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=trust)
+        # gpu_id 0 is a device, None is none
+        on_gpu = gpu_id is not None and torch.cuda.is_available()
+        self.device = torch.device(f"cuda:{gpu_id}") if on_gpu else torch.device("cpu")
+        bf16 = not on_gpu or torch.cuda.is_bf16_supported()
+        name = resolve_dtype(config.dtype, self.device.type, described.model_type, bf16_on_device=bf16)
+        self.dtype: torch.dtype = getattr(torch, name)
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=trust)
+        self.tokens = Tokens(
+            tokenizer, config.max_tokens, lower_case=config.lower_case, include_prompt=config.include_prompt
+        )
+        net: Any = AutoModel.from_pretrained(
+            directory, dtype=self.dtype, local_files_only=True, use_safetensors=True, trust_remote_code=trust
+        )
+        self.net = net.to(self.device).eval()
+        self._padded_attention = self.net.config._attn_implementation
+        self.packed = False
+        self.why_padded = "asked for by the archive"
+        self._position_offset = 0
+        self._takes_types = bool(getattr(self.net.config, "type_vocab_size", 0))
+        self.costs = Costs(seconds_per_token=1e-4, launch_cost=128)
+        if config.attention != "padded":
+            self._try_packing()
+
+    def limits(self) -> Limits:
+        """What the planner may put into one micro-batch."""
+        return Limits(
+            max_tokens=self.config.max_batch_tokens or BATCH_TOKENS.get(self.device.type, BATCH_TOKENS["cpu"]),
+            max_items=self.config.max_batch_items,
+            launch_cost=self.costs.launch_cost,
+            # tensor cores want multiples of 8 in half precision
+            multiple_of=1 if self.packed or self.dtype == torch.float32 else 8,
+            packed=self.packed,
+        )
+
+    @torch.inference_mode()
+    def hidden(self, encodings: Sequence[Encoding], *, precise: bool = False) -> tuple[Tensor, Layout]:
+        """Run the encoder over encodings.
+
+        Args:
+            encodings: what to run at once.
+            precise: run in fp32 whatever the model's dtype.
+
+        Returns:
+            Last hidden states, flat: (tokens, dimension), padding included where padded; and where each text lies.
+        """
+        if precise and self.dtype != torch.float32:
+            self.net.float()
+            try:
+                return self._hidden(encodings, torch.float32)
+            finally:
+                self.net.to(self.dtype)  # exact: these weights came from that dtype
+        return self._hidden(encodings, self.dtype)
+
+    def _hidden(self, encodings: Sequence[Encoding], dtype: torch.dtype) -> tuple[Tensor, Layout]:
+        tensors, layout = collate(
+            encodings, self.tokens.pad_id, packed=self.packed, multiple_of=self.limits().multiple_of
+        )
+        extra: dict[str, Any] = {}
+        if self.packed:
+            tensors["position_ids"] += self._position_offset
+            extra["segments"] = attention.segments(layout.lengths, self.device, dtype)
+        if not self._takes_types:
+            del tensors["token_type_ids"]
+        output = self.net(**{name: tensor.to(self.device) for name, tensor in tensors.items()}, **extra)
+        return output.last_hidden_state.flatten(0, 1), layout
+
+    def _try_packing(self) -> None:
+        """Pack from now on if this very model gives the padded answers that way, else say why not.
+
+        Models number positions from 0 or, like RoBERTa, from the padding id + 1: both are tried. The probe has a text
+        as long as the model takes, so that windows and other long-range rules show.
+        """
+        attention.register()
+        probe = self._probe()
+        expected = self._token_states(probe)
+        reason = "no variant gave the padded answers"
+        for offset in (0, self.tokens.pad_id + 1):
+            self.packed, self._position_offset = True, offset
+            try:
+                self.net.set_attn_implementation(attention.NAME)
+                found = self._token_states(probe)
+                if _agree(expected, found, self.dtype):
+                    self.why_padded = ""
+                    return
+            except Exception as error:  # noqa: BLE001 - whatever a model does not like about packing, padding still works
+                reason = f"{type(error).__name__}: {error}"
+        self.packed, self._position_offset, self.why_padded = False, 0, reason
+        self.net.set_attn_implementation(self._padded_attention)
+        if self.config.attention == "packed":
+            raise ValueError(f"attention is 'packed', but this model cannot be packed: {reason}")
+        logger.warning("Running padded: this model cannot be packed (%s)", reason)
+
+    def _probe(self) -> list[Encoding]:
+        usable = [i for i in range(self.tokens.vocabulary) if i not in self.tokens.special] or [0]
+        words = itertools.cycle(usable[:: max(1, len(usable) // 97)])
+        lengths = (3, 7, 7, min(self.config.max_tokens, 300))
+        return [self._synthetic(list(itertools.islice(words, max(1, length)))) for length in lengths]
+
+    def _synthetic(self, ids: list[int]) -> Encoding:
+        ids = ids[: self.config.max_tokens]
+        return Encoding(ids, [0] * len(ids))
+
+    def _token_states(self, encodings: Sequence[Encoding]) -> Tensor:
+        hidden, layout = self.hidden(encodings)
+        spans = [hidden[s : s + n] for s, n in zip(layout.starts, layout.lengths, strict=True)]
+        return torch.cat(spans).float()
+
+    def fit(self) -> None:
+        """Warm up and time forward passes, so that the planner knows this device: call once threads are set."""
+        budget = self.limits().max_tokens
+        small = [self._synthetic([self._any_id()] * min(8, self.config.max_tokens))]
+        text = self._synthetic([self._any_id()] * min(64, self.config.max_tokens))
+        large = [text] * max(2, min(budget // len(text), self.config.max_batch_items))
+        # The largest micro-batch first: it takes all the memory that will be needed
+        longest = self._synthetic([self._any_id()] * self.config.max_tokens)
+        self._timed([longest] * max(1, budget // len(longest)))
+        tokens = [sum(len(e) for e in batch) for batch in (small, large)]
+        seconds = [min(self._timed(batch) for _ in range(3)) for batch in (small, large)]
+        slope = max(1e-9, (seconds[1] - seconds[0]) / (tokens[1] - tokens[0]))
+        launch = round(max(0.0, seconds[0] / slope - tokens[0]))
+        self.costs = Costs(slope, min(launch, MAX_LAUNCH_COST))
+
+    def _timed(self, encodings: Sequence[Encoding]) -> float:
+        start = time.perf_counter()
+        self.hidden(encodings)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter() - start
+
+    def _any_id(self) -> int:
+        return next((i for i in range(self.tokens.vocabulary) if i not in self.tokens.special), 0)
+
+
+def _agree(expected: Tensor, found: Tensor, dtype: torch.dtype) -> bool:
+    """Whether two (tokens, dimension) states are equal but for rounding in `dtype`."""
+    if not bool(torch.isfinite(found).all()):
+        return False
+    if dtype == torch.float32:
+        return bool(torch.allclose(expected, found, rtol=1e-4, atol=1e-4 * float(expected.abs().max())))
+    return bool((torch.nn.functional.cosine_similarity(expected, found, dim=-1) > 0.99).all())

@@ -1,0 +1,124 @@
+"""Token states → one vector per text, in fp32 whatever the model runs in.
+
+The modes are sentence-transformers'. They work on a flat (tokens, dimension) tensor and a Layout, so that packed and
+padded states are pooled by the same code, and a non-finite token can only spoil its own text.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from handlers.tokens import Layout
+
+
+def pool(hidden: Tensor, layout: Layout, modes: Sequence[str]) -> Tensor:
+    """Pool each text's tokens.
+
+    Args:
+        hidden: (tokens, dimension), padding included where the layout is padded.
+        layout: where each text lies.
+        modes: pooling modes; several are concatenated.
+
+    Returns:
+        (texts, dimension × modes), fp32.
+    """
+    # A prompt that truncation left alone would leave nothing to pool: its last token stays.
+    skips = [min(skip, length - 1) for skip, length in zip(layout.skips, layout.lengths, strict=True)]
+    starts = [start + skip for start, skip in zip(layout.starts, skips, strict=True)]
+    lengths = [length - skip for length, skip in zip(layout.lengths, skips, strict=True)]
+    return torch.cat([_pooled(hidden, mode, starts, lengths, skips) for mode in modes], dim=-1)
+
+
+def _pooled(hidden: Tensor, mode: str, starts: list[int], lengths: list[int], skips: list[int]) -> Tensor:
+    if mode in ("cls", "lasttoken"):
+        at = starts if mode == "cls" else [s + n - 1 for s, n in zip(starts, lengths, strict=True)]
+        return hidden[torch.tensor(at, device=hidden.device)].float()
+    states = _tokens_of(hidden, starts, lengths).float()
+    sizes = torch.tensor(lengths, device=hidden.device)
+    if mode == "max":
+        return torch.segment_reduce(states, "max", lengths=sizes, axis=0)
+    if mode == "weightedmean":
+        # A token's weight is its place in the text as tokenised, prompt counted
+        places = [k for n, skip in zip(lengths, skips, strict=True) for k in range(skip + 1, skip + n + 1)]
+        weights = torch.tensor(places, device=hidden.device, dtype=torch.float32)
+        total = torch.segment_reduce(weights, "sum", lengths=sizes)
+        return torch.segment_reduce(states * weights[:, None], "sum", lengths=sizes, axis=0) / total[:, None]
+    sums = torch.segment_reduce(states, "sum", lengths=sizes, axis=0)
+    return sums / (sizes.sqrt() if mode == "mean_sqrt_len_tokens" else sizes)[:, None]
+
+
+def _tokens_of(hidden: Tensor, starts: list[int], lengths: list[int]) -> Tensor:
+    """The named stretches of `hidden`, one behind the other."""
+    if starts[0] == 0 and all(s + n == t for s, n, t in zip(starts, lengths, starts[1:], strict=False)):
+        return hidden[: starts[-1] + lengths[-1]]
+    spans = [torch.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)]
+    return hidden[torch.cat(spans).to(hidden.device)]
+
+
+class Dense(nn.Module):
+    """A linear layer with an activation behind the pooling, as sentence-transformers' `Dense`.
+
+    Args:
+        directory: holds `config.json` and `model.safetensors`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        inside, outside = config["in_features"], config["out_features"]
+        self.linear = nn.Linear(inside, outside, bias=config.get("bias", True))
+        self.activation = _activation(config.get("activation_function") or "torch.nn.Identity")
+        self.use_residual = bool(config.get("use_residual"))
+        self.residual: nn.Module = nn.Identity()
+        if self.use_residual and inside != outside:
+            self.residual = nn.Linear(inside, outside, bias=False)
+        self.load_state_dict(load_file(directory / "model.safetensors"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(texts, in) → (texts, out)."""
+        out: Tensor = self.activation(self.linear(x))
+        return out + self.residual(x) if self.use_residual else out
+
+
+def _activation(path: str) -> nn.Module:
+    """An activation of torch.nn by its dotted name; nothing else is ever imported."""
+    package, _, name = path.rpartition(".")
+    kind: Any = getattr(nn, name, None)
+    if not package.startswith("torch.nn") or not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise ValueError(f"activation {path!r} is not a module of torch.nn")
+    return kind()
+
+
+class Head(nn.Module):
+    """Pooling and the dense layers behind it.
+
+    Args:
+        modes: pooling modes.
+        dense: directories of dense layers, in order.
+    """
+
+    def __init__(self, modes: Sequence[str], dense: Sequence[Path] = ()) -> None:
+        super().__init__()
+        self.modes = tuple(modes)
+        self.layers = nn.Sequential(*(Dense(directory) for directory in dense))
+
+    def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
+        """(tokens, dimension) → (texts, embedding dimension), fp32."""
+        vectors: Tensor = self.layers(pool(hidden, layout, self.modes))
+        return vectors
+
+
+def finish(vector: Tensor, *, normalize: bool, dimensions: int | None) -> Tensor:
+    """Cut (…, dimension) vectors to their first `dimensions` and scale them to unit length where wished.
+
+    Cutting first and normalising after is what OpenAI's `dimensions` means (Matryoshka representations,
+    Kusupati et al. 2022).
+    """
+    if dimensions is not None:
+        vector = vector[..., :dimensions]
+    return torch.nn.functional.normalize(vector, dim=-1) if normalize else vector

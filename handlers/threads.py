@@ -1,0 +1,69 @@
+"""The worker's share of the machine's cores.
+
+TorchServe tells a worker neither how many siblings it has nor how many cores are theirs, and torch takes every core:
+two workers on two cores then run four threads and both get slower. So a worker counts its siblings, now and then again,
+since the management API may scale them at any time.
+"""
+
+import math
+import os
+import time
+from pathlib import Path
+
+import psutil
+import torch
+
+INTERVAL = 5.0  # seconds between two counts
+_WORKER = "model_service_worker.py"
+
+
+def cores() -> int:
+    """Cores this process may use: its affinity, and the CPU quota of its container (cgroup v2) where there is one."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return max(1, min(count, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):  # no cgroup, or "max": no quota
+        return count
+
+
+def workers() -> int:
+    """TorchServe workers on this machine that share our frontend, this one included."""
+    try:
+        siblings = psutil.Process().parent()
+        children = siblings.children() if siblings else []
+        return max(1, sum(any(_WORKER in part for part in _command(child)) for child in children))
+    except psutil.Error:
+        return 1
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+class Threads:
+    """Keeps torch's intra-op threads at cores ÷ workers, or at the number asked for.
+
+    Args:
+        wanted: a fixed number of threads; None follows the workers.
+    """
+
+    def __init__(self, wanted: int | None) -> None:
+        self.wanted = wanted
+        self._next = 0.0
+        self.count = 0
+        self.follow()
+
+    def follow(self) -> None:
+        """Count the workers again if the last count is old, and set torch's threads."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + INTERVAL if self.wanted is None else math.inf
+        count = self.wanted or max(1, cores() // workers())
+        if count != self.count:
+            torch.set_num_threads(count)
+            self.count = count
