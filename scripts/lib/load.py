@@ -1,0 +1,197 @@
+"""A load generator that tells the truth about the server, and about itself.
+
+Closed loop: N clients, each sending its next request when the last one is answered. Whoever decides *when* a request
+is due hands that time to `_Sender.send`, which counts latency from it; in a closed loop it is the moment of sending,
+in an open loop it is the scheduled time, so that a stalled server can't hide its queue.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from scripts.lib.workloads import Body
+
+# Above this share of one core the event loop, which is one thread, delays requests by itself.
+BOTTLENECK_SHARE = 0.8
+# The status of a request that got no answer at all: refused, reset, timed out.
+NO_ANSWER = 0
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where requests go: the full URL of the prediction and the headers of each request."""
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One request as the client saw it.
+
+    Attributes:
+        due_s: when it was due, seconds from the start of the measured window.
+        latency_s: from then to the last byte of the answer.
+        status: the HTTP status, or `NO_ANSWER`.
+        received: bytes of the answer's body.
+        texts: texts in the request.
+        tokens: tokens in the request.
+        error: what went wrong when there was no answer.
+    """
+
+    due_s: float
+    latency_s: float
+    status: int
+    received: int
+    texts: int
+    tokens: int
+    error: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it was answered with a 2xx status."""
+        return 200 <= self.status < 300
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """The raw samples of one measured window.
+
+    Attributes:
+        samples: in order of completion.
+        clients: concurrent clients.
+        wall_s: from the first request sent to the last one answered.
+        cpu_share: CPU time of this process ÷ wall time; 1.0 is one core.
+        loop_share: the same of the event loop's thread alone, which can't pass 1.0.
+    """
+
+    samples: tuple[Sample, ...]
+    clients: int
+    wall_s: float
+    cpu_share: float
+    loop_share: float
+
+    @property
+    def was_bottleneck(self) -> bool:
+        """Whether the generator itself was too busy for its latencies to be trusted."""
+        return self.loop_share > BOTTLENECK_SHARE
+
+
+Hook = Callable[[], Awaitable[None]]
+OnSample = Callable[[Sample], None]
+
+
+async def closed_loop(
+    target: Target,
+    bodies: Sequence[Body],
+    *,
+    clients: int,
+    requests: int | None = None,
+    duration_s: float | None = None,
+    warmup: int = 0,
+    before: Hook | None = None,
+    on_sample: OnSample | None = None,
+) -> LoadResult:
+    """Send `bodies` in a cycle from `clients` clients until a count or a time is reached.
+
+    Requests in flight at the end of the time are waited for and counted. Warm-up requests are sent first, from the
+    same clients and over the same connections, and are all answered before the window opens.
+
+    Args:
+        target: where to send.
+        bodies: the requests, in order; the measured window starts at the first one whatever the warm-up sent.
+        clients: concurrent clients, each with one connection.
+        requests: how many to measure; this or `duration_s`.
+        duration_s: how long to send for, in seconds.
+        warmup: how many unmeasured requests go first.
+        before: awaited between warm-up and window (read the server's counters here).
+        on_sample: called with each measured sample.
+
+    Raises:
+        ValueError: neither or both of `requests` and `duration_s`, or nothing to send.
+    """
+    if (requests is None) == (duration_s is None):
+        raise ValueError("give either requests or duration_s")
+    if clients < 1 or not bodies:
+        raise ValueError("a load needs at least one client and one body")
+
+    connector = aiohttp.TCPConnector(limit=clients, keepalive_timeout=300)
+    async with aiohttp.ClientSession(
+        connector=connector,
+        headers={"Content-Type": "application/json", **target.headers},
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=target.timeout_s),
+        auto_decompress=False,
+    ) as session:
+        sender = _Sender(session, target.url)
+        if warmup:
+            await _drive(sender, clients, itertools.islice(itertools.cycle(bodies), warmup))
+        if before is not None:
+            await before()
+        feed: Iterator[Body] = itertools.cycle(bodies)
+        if requests is not None:
+            feed = itertools.islice(feed, requests)
+        sender.begin(on_sample)
+        cpu, loop = time.process_time(), time.thread_time()
+        await _drive(sender, clients, feed, None if duration_s is None else sender.start + duration_s)
+        wall = time.perf_counter() - sender.start
+        return LoadResult(
+            tuple(sender.samples),
+            clients,
+            wall,
+            (time.process_time() - cpu) / wall,
+            (time.thread_time() - loop) / wall,
+        )
+
+
+class _Sender:
+    """Sends single requests and keeps what came of them."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self._session = session
+        self._url = url
+        self._on_sample: OnSample | None = None
+        self.samples: list[Sample] = []
+        self.start = time.perf_counter()
+
+    def begin(self, on_sample: OnSample | None) -> None:
+        """Forget what was sent so far and start the clock."""
+        self._on_sample = on_sample
+        self.samples = []
+        self.start = time.perf_counter()
+
+    async def send(self, body: Body, due: float) -> None:
+        """Send one request that was due at `due` (on `time.perf_counter`) and record it."""
+        status, received, error = NO_ANSWER, 0, ""
+        try:
+            async with self._session.post(self._url, data=body.data) as response:
+                received = len(await response.read())
+                status = response.status
+        except (aiohttp.ClientError, TimeoutError, OSError) as failure:
+            error = f"{type(failure).__name__}: {failure}"
+        latency = time.perf_counter() - due
+        sample = Sample(due - self.start, latency, status, received, body.texts, body.tokens, error)
+        self.samples.append(sample)
+        if self._on_sample is not None:
+            self._on_sample(sample)
+
+
+async def _drive(sender: _Sender, clients: int, feed: Iterator[Body], deadline: float | None = None) -> None:
+    """Run `clients` closed-loop clients over one shared feed; a failure or a cancel ends them all."""
+
+    async def client() -> None:
+        # One event loop, and no await between a look at the feed and the send: the feed needs no lock.
+        while deadline is None or time.perf_counter() < deadline:
+            body = next(feed, None)
+            if body is None:
+                return
+            await sender.send(body, due=time.perf_counter())
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(clients):
+            group.create_task(client())

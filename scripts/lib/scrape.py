@@ -1,0 +1,193 @@
+"""What the server did in a window, read from its Prometheus metrics before and after."""
+
+import asyncio
+import math
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+BUCKET = "batchserve_batch_size_bucket"
+ERRORS = "batchserve_errors_total"
+
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The counters of a server at one moment: (name, sorted labels) → value."""
+
+    values: Mapping[tuple[str, Labels], float] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, exposition: str) -> "Snapshot":
+        """Read the Prometheus text format.
+
+        Raises:
+            ValueError: not the Prometheus text format.
+        """
+        values = {}
+        for family in text_string_to_metric_families(exposition):
+            for sample in family.samples:
+                values[(sample.name, tuple(sorted(sample.labels.items())))] = float(sample.value)
+        return cls(values)
+
+    def total(self, name: str, model: str) -> float:
+        """Sum over every series of a name that belongs to a model; 0 where there is none."""
+        return sum(value for _, value in self.series(name, model))
+
+    def series(self, name: str, model: str) -> Iterable[tuple[dict[str, str], float]]:
+        """The series of a name that belong to a model: labels and value."""
+        for (found, labels), value in self.values.items():
+            as_dict = dict(labels)
+            if found == name and as_dict.get("model_name") == model:
+                yield as_dict, value
+
+
+@dataclass(frozen=True)
+class BatchingWindow:
+    """How a model's batches went between two snapshots. Counts of the window, not of the server's life.
+
+    Attributes:
+        requests: requests that reached the handler.
+        items: texts in them.
+        tokens: real tokens run.
+        padding_tokens: tokens run that were only padding.
+        truncated_tokens: tokens cut.
+        batches: calls of the handler.
+        micro_batches: forward passes.
+        batch_sizes: upper bound of a bucket → batches in it (not cumulative).
+        errors: HTTP status → requests.
+        tokenize_s, forward_s, render_s: seconds spent in each, summed over workers.
+    """
+
+    requests: int
+    items: int
+    tokens: int
+    padding_tokens: int
+    truncated_tokens: int
+    batches: int
+    micro_batches: int
+    batch_sizes: dict[float, int]
+    errors: dict[str, int]
+    tokenize_s: float
+    forward_s: float
+    render_s: float
+
+    @property
+    def effective_batch_size(self) -> float | None:
+        """Requests per batch; None without batches."""
+        return self.requests / self.batches if self.batches else None
+
+    @property
+    def padding_share(self) -> float | None:
+        """Padding ÷ all tokens run; None where nothing ran."""
+        run = self.tokens + self.padding_tokens
+        return self.padding_tokens / run if run else None
+
+    @property
+    def micro_batches_per_batch(self) -> float | None:
+        """Forward passes per batch; None without batches."""
+        return self.micro_batches / self.batches if self.batches else None
+
+
+def window(before: Snapshot, after: Snapshot, model: str) -> BatchingWindow:
+    """The difference of two snapshots for one model.
+
+    A counter that went down was reset (another server took the port): its value after is what the window saw.
+    """
+
+    def grown(name: str) -> float:
+        start, end = before.total(name, model), after.total(name, model)
+        return end - start if end >= start else end
+
+    def count(what: str) -> int:
+        return round(grown(f"batchserve_{what}_total"))
+
+    return BatchingWindow(
+        requests=count("requests"),
+        items=count("items"),
+        tokens=count("tokens"),
+        padding_tokens=count("padding_tokens"),
+        truncated_tokens=count("truncated_tokens"),
+        batches=count("batches"),
+        micro_batches=count("micro_batches"),
+        batch_sizes=_histogram(before, after, model),
+        errors=_errors(before, after, model),
+        tokenize_s=grown("batchserve_tokenize_seconds_total"),
+        forward_s=grown("batchserve_forward_seconds_total"),
+        render_s=grown("batchserve_render_seconds_total"),
+    )
+
+
+def _by_label(before: Snapshot, after: Snapshot, model: str, name: str, label: str) -> dict[str, int]:
+    """How much each value of a label grew, summed over the other labels."""
+    grown: dict[str, float] = {}
+    for sign, snapshot in ((-1, before), (1, after)):
+        for labels, value in snapshot.series(name, model):
+            key = labels.get(label, "")
+            grown[key] = grown.get(key, 0.0) + sign * value
+    return {key: round(value) for key, value in grown.items()}
+
+
+def _histogram(before: Snapshot, after: Snapshot, model: str) -> dict[float, int]:
+    cumulative = _by_label(before, after, model, BUCKET, "le")
+    sizes, below = {}, 0
+    for bound, total in sorted((float(bound), total) for bound, total in cumulative.items()):
+        if total > below:
+            sizes[bound] = total - below
+        below = max(below, total)
+    return sizes
+
+
+def _errors(before: Snapshot, after: Snapshot, model: str) -> dict[str, int]:
+    by_code = _by_label(before, after, model, ERRORS, "code")
+    return {code: count for code, count in sorted(by_code.items()) if count > 0}
+
+
+async def scrape(url: str, timeout_s: float = 10.0) -> Snapshot:
+    """Read the metrics at a URL.
+
+    Raises:
+        aiohttp.ClientError: no answer, or not a 2xx one.
+        ValueError: not the Prometheus text format.
+    """
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session,
+        session.get(url, raise_for_status=True) as response,
+    ):
+        return Snapshot.parse(await response.text())
+
+
+async def settled(url: str, model: str, requests: float | None = None, patience_s: float = 3.0) -> Snapshot:
+    """Read the metrics once they have stopped changing.
+
+    A worker's counters travel to the frontend through its log, so they come some milliseconds after the answers.
+
+    Args:
+        url: where the metrics are.
+        model: whose counters must be at rest.
+        requests: the model's count of requests to wait for, where it is known.
+        patience_s: after this many seconds the last reading is taken as it is.
+    """
+    deadline = time.monotonic() + patience_s
+    last = await scrape(url)
+    while time.monotonic() < deadline:
+        await asyncio.sleep(0.1)
+        now = await scrape(url)
+        counted = now.total("batchserve_requests_total", model)
+        at_rest = _counters(now, model) == _counters(last, model)
+        last = now
+        if at_rest and (requests is None or counted >= requests):
+            break
+    return last
+
+
+def _counters(snapshot: Snapshot, model: str) -> dict[tuple[str, Labels], float]:
+    return {
+        key: value
+        for key, value in snapshot.values.items()
+        if key[0].startswith("batchserve_") and ("model_name", model) in key[1] and not math.isnan(value)
+    }
