@@ -6,38 +6,35 @@ temporary directory, since the path of a socket may have 107 bytes at most.
 """
 
 import contextlib
-import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import psutil
 import requests
 
 from scripts.lib import properties as props
 from scripts.lib import supervisor
+from scripts.lib.addresses import REST, check_ports, client_url, free_ports
 from scripts.lib.errors import UserError
 from scripts.lib.java import find_java
 from scripts.lib.serverlog import ServerLog, startup_failure
+from scripts.lib.state import KEY_FILE, STATE_ROOT, Key, State, forget, read_key
 
-STATE_ROOT = Path(".batchserve")
+__all__ = ["StartError", "TorchServe", "Urls", "free_ports", "read_key", "stop_on_signals"]
+
 LOG_CONFIG = props.REPOSITORY / "config" / "log4j2.xml"
 PROBE = b'{"text": "ready?"}'
 
-Key = Literal["inference", "management"]
-_REST = ("inference", "management", "metrics")
-_GRPC = ("grpc_inference", "grpc_management")
 _POLL_S = 0.1
 #: How long a worker that died may take to finish printing why.
 _LAST_WORDS_S = 0.6
@@ -92,7 +89,7 @@ class TorchServe:
         if store is None:
             raise UserError(f"{properties}: names no model_store")
         self.model_store = store.absolute()
-        self.urls = Urls(*(_client_url(self.properties, name) for name in _REST))
+        self.urls = Urls(*(client_url(self.properties, name) for name in REST))
         port = self.urls.inference.rsplit(":", 1)[1]
         self.work_dir = (work_dir or STATE_ROOT / f"server-{port}").absolute()
         self.timeout = timeout
@@ -114,7 +111,7 @@ class TorchServe:
             raise RuntimeError("already started")
         if not self.model_store.is_dir():
             raise UserError(f"model store {self.model_store}: no such directory")
-        self._check_ports()
+        check_ports(self.properties)
         java = self._java or find_java()
         self._make_state_directory()
         self._log.skip()
@@ -188,8 +185,7 @@ class TorchServe:
             _kill_all(tree)
             if self._scratch is not None:
                 shutil.rmtree(self._scratch, ignore_errors=True)
-            for name in ("key_file.json", "state.json", "java.pid"):
-                (self.work_dir / name).unlink(missing_ok=True)
+            forget(self.work_dir)
             self._process = None
 
     def wait(self) -> int:
@@ -218,6 +214,11 @@ class TorchServe:
         self.stop()
 
     # What a client needs
+
+    @property
+    def uses_tokens(self) -> bool:
+        """Whether requests need a key."""
+        return self.properties.get("disable_token_authorization") != "true"
 
     @property
     def inference_key(self) -> str | None:
@@ -262,9 +263,7 @@ class TorchServe:
     # Inside
 
     def _key(self, kind: Key) -> str | None:
-        if self.properties.get("disable_token_authorization") == "true":
-            return None
-        return read_key(self.work_dir / "key_file.json", kind)
+        return read_key(self.work_dir / KEY_FILE, kind) if self.uses_tokens else None
 
     def _command(self, java: Path, scratch: Path) -> list[str]:
         import ts
@@ -300,38 +299,26 @@ class TorchServe:
             env["LC_ALL"] = "C.UTF-8"
         return env | self._env
 
-    def _check_ports(self) -> None:
-        for name in _REST:
-            host, port = _address(self.properties, name)
-            _check_port(host, port, f"{name}_port")
-        for name in _GRPC:
-            default = "7070" if name == "grpc_inference" else "7071"
-            port = int(self.properties.get(f"{name}_port", default))
-            _check_port(self.properties.get(f"{name}_address", "127.0.0.1"), port, f"{name}_port")
-
     def _make_state_directory(self) -> None:
         try:
             for directory in (self.work_dir.parent, self.work_dir):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.work_dir.chmod(0o700)
             (self.work_dir / "logs").mkdir(exist_ok=True)
-            for name in ("key_file.json", "state.json"):
-                (self.work_dir / name).unlink(missing_ok=True)
+            forget(self.work_dir)
         except OSError as error:
             raise UserError(f"state directory {self.work_dir}: {error.strerror}") from None
 
     def _write_state(self) -> None:
         assert self._process is not None
-        state = {
-            "pid": self._process.pid,
-            "started": time.time(),
-            "properties": str(self.properties_path),
-            "inference": self.urls.inference,
-            "management": self.urls.management,
-            "metrics": self.urls.metrics,
-            "auth": "none" if self.properties.get("disable_token_authorization") == "true" else "token",
-        }
-        (self.work_dir / "state.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+        State(
+            pid=self._process.pid,
+            inference=self.urls.inference,
+            management=self.urls.management,
+            metrics=self.urls.metrics,
+            properties=str(self.properties_path),
+            auth="token" if self.uses_tokens else "none",
+        ).write(self.work_dir)
 
     def _check_alive(self) -> None:
         """Raise StartError as soon as the log or the process says that this start will not succeed."""
@@ -395,43 +382,6 @@ class TorchServe:
                 process.stdin.flush()
 
 
-def read_key(path: Path, kind: Key) -> str:
-    """The current key in a key_file.json that TorchServe wrote.
-
-    Raises:
-        UserError: the file is missing or not readable, or the key has expired.
-    """
-    try:
-        entry = json.loads(path.read_text(encoding="utf-8"))[kind]
-        key, expires = str(entry["key"]), str(entry["expiration time"])
-    except FileNotFoundError:
-        raise UserError(f"{path}: no key file there: no server has been started here, or it uses no tokens") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: not a key file of TorchServe: {error}") from None
-    # Java writes nanoseconds; Python reads at most microseconds.
-    moment = datetime.fromisoformat(expires[:19]).replace(tzinfo=UTC)
-    if moment < datetime.now(UTC):
-        raise UserError(
-            f"{path}: the {kind} key expired at {moment:%Y-%m-%d %H:%M} UTC",
-            hint="restart the server, with a larger server.token_expiration_min",
-        )
-    return key
-
-
-def free_ports(count: int = 5) -> list[int]:
-    """Ports of the loopback interface that nothing listens on now, all different."""
-    sockets = []
-    try:
-        for _ in range(count):
-            listener = socket.socket()
-            sockets.append(listener)
-            listener.bind(("127.0.0.1", 0))
-        return [listener.getsockname()[1] for listener in sockets]
-    finally:
-        for listener in sockets:
-            listener.close()
-
-
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[None]:
     """Turn TERM and HUP into SystemExit inside the block, so that servers in it are stopped; INT is Python's own."""
@@ -445,37 +395,6 @@ def stop_on_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _address(properties: Mapping[str, str], name: str) -> tuple[str, int]:
-    default = {"inference": 8080, "management": 8081, "metrics": 8082}[name]
-    url = properties.get(f"{name}_address", f"http://127.0.0.1:{default}")
-    host, _, port = url.partition("://")[2].partition(":")
-    try:
-        return host, int(port or default)
-    except ValueError:
-        raise UserError(f"{name}_address: cannot make sense of {url}") from None
-
-
-def _client_url(properties: Mapping[str, str], name: str) -> str:
-    """The URL to call a server by from this machine."""
-    host, port = _address(properties, name)
-    scheme = properties.get(f"{name}_address", "http:").partition(":")[0]
-    return f"{scheme}://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
-
-
-def _check_port(host: str, port: int, field: str) -> None:
-    with socket.socket() as listener:
-        # As servers do: a port in TIME_WAIT is free.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-            listener.listen()
-        except OSError as error:
-            raise UserError(
-                f"{field}: {host}:{port} cannot be used: {error.strerror}",
-                hint="stop what listens there, or choose other ports in serving.yaml",
-            ) from None
 
 
 def _scratch_directory() -> Path:

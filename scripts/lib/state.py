@@ -1,0 +1,86 @@
+"""What a started server leaves in its state directory for other commands: where it listens, and its keys."""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from scripts.lib.errors import UserError
+
+STATE_ROOT = Path(".batchserve")
+KEY_FILE = "key_file.json"
+_STATE_FILE = "state.json"
+
+Key = Literal["inference", "management"]
+
+
+@dataclass(frozen=True)
+class State:
+    """A server that `TorchServe.start` started. `pid` is its supervisor's, `started` seconds since the epoch."""
+
+    pid: int
+    inference: str
+    management: str
+    metrics: str
+    properties: str
+    auth: str
+    started: float = field(default_factory=time.time)
+
+    def write(self, directory: Path) -> None:
+        """Put it into the server's state directory."""
+        (directory / _STATE_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is there and is no other one with the same number."""
+        try:
+            return "supervisor.py" in " ".join(psutil.Process(self.pid).cmdline())
+        except psutil.Error:
+            return False
+
+
+def forget(directory: Path) -> None:
+    """Remove what names a server that is gone (not its logs)."""
+    for name in (KEY_FILE, _STATE_FILE, "java.pid"):
+        (directory / name).unlink(missing_ok=True)
+
+
+def running(root: Path = STATE_ROOT) -> dict[Path, State]:
+    """The living servers whose state directories are in `root`, by directory."""
+    found = {}
+    for path in sorted(root.glob(f"*/{_STATE_FILE}")):
+        try:
+            state = State(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            continue
+        if state.alive:
+            found[path.parent] = state
+    return found
+
+
+def read_key(path: Path, kind: Key) -> str:
+    """The current key in a key_file.json that TorchServe wrote.
+
+    Raises:
+        UserError: the file is missing or not readable, or the key has expired.
+    """
+    try:
+        content: Mapping[str, Mapping[str, object]] = json.loads(path.read_text(encoding="utf-8"))
+        key, expires = str(content[kind]["key"]), str(content[kind]["expiration time"])
+        # Java writes nanoseconds; Python reads at most microseconds.
+        moment = datetime.fromisoformat(expires[:19]).replace(tzinfo=UTC)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no key file there: no server runs from here, or it uses no tokens") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: not a key file of TorchServe: {error}") from None
+    if moment < datetime.now(UTC):
+        raise UserError(
+            f"{path}: the {kind} key expired at {moment:%Y-%m-%d %H:%M} UTC",
+            hint="restart the server, with a larger server.token_expiration_min",
+        )
+    return key

@@ -1,0 +1,205 @@
+"""TorchServe as `scripts.lib.server` runs it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import requests
+
+from scripts.lib.errors import UserError
+from scripts.lib.server import StartError, TorchServe
+from tests.e2e.archives import EXITS, FAILS, IMPORTS, RAISES, SLOW, write_archive
+from tests.e2e.conftest import REPOSITORY, serving_mapping, start_server
+
+
+def post(server: TorchServe, model: str) -> requests.Response:
+    return requests.post(
+        f"{server.urls.inference}/predictions/{model}", json={"text": "x"}, headers=server.headers(), timeout=30
+    )
+
+
+def broken(tmp_path: Path, source: str, **options: Any) -> TorchServe:
+    write_archive(tmp_path / "bad.mar", name="bad", source=source)
+    models = {"bad": {"archive": "bad.mar", "version": "1.0"}}
+    return start_server(tmp_path, serving_mapping(tmp_path, models), **options)
+
+
+def test_the_management_api_shows_what_was_declared(echo_server: TorchServe) -> None:
+    echo, other = echo_server.describe("echo"), echo_server.describe("other")
+    assert {key: echo[key] for key in ("batchSize", "maxBatchDelay", "minWorkers", "maxWorkers")} == {
+        "batchSize": 16, "maxBatchDelay": 3, "minWorkers": 2, "maxWorkers": 2}  # fmt: skip
+    assert (echo["responseTimeout"], echo["startupTimeout"]) == (45, 55)
+    assert echo["jobQueueStatus"]["remainingCapacity"] == 321
+    assert len(echo["workers"]) == 2
+    assert (other["batchSize"], other["maxBatchDelay"], other["responseTimeout"]) == (4, 50, 30)
+    assert other["modelVersion"] == "2.1"
+    assert other["jobQueueStatus"]["remainingCapacity"] == 321
+
+
+def test_requests_need_the_inference_key(echo_server: TorchServe) -> None:
+    assert post(echo_server, "echo").status_code == 200
+    url = f"{echo_server.urls.inference}/predictions/echo"
+    assert requests.post(url, json={}, timeout=30).status_code == 400
+    assert requests.post(url, json={}, headers=echo_server.headers("management"), timeout=30).status_code == 400
+
+
+def test_metrics_need_no_key_and_name_the_models(echo_server: TorchServe) -> None:
+    post(echo_server, "echo")
+    text = requests.get(f"{echo_server.urls.metrics}/metrics", timeout=30).text
+    assert 'ts_inference_requests_total{model_name="echo"' in text
+
+
+def test_a_batch_is_filled_up_to_its_declared_size(echo_server: TorchServe) -> None:
+    batches: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: batches.append(post(echo_server, "other").json()["batch"])) for _ in range(12)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(batches) == 4
+
+
+def test_only_the_model_store_may_be_registered_from(echo_server: TorchServe, tmp_path: Path) -> None:
+    def register(url: str, name: str) -> requests.Response:
+        return requests.post(
+            f"{echo_server.urls.management}/models",
+            params={"url": url, "model_name": name},
+            headers=echo_server.headers("management"),
+            timeout=60,
+        )
+
+    outside = write_archive(tmp_path / "outside.mar", name="outside")
+    assert register(outside.as_uri(), "outside").status_code == 404
+    assert register(f"file://{echo_server.model_store}/../outside.mar", "outside").status_code == 404
+    assert register("http://127.0.0.1:9/x.mar", "outside").status_code == 404
+    answer = register("echo.mar", "again")
+    assert answer.status_code == 200, answer.text
+    requests.delete(
+        f"{echo_server.urls.management}/models/again", headers=echo_server.headers("management"), timeout=60
+    ).raise_for_status()
+
+
+def test_workers_see_no_pythonpath_of_ours(echo_server: TorchServe) -> None:
+    assert str(REPOSITORY / "scripts") not in post(echo_server, "echo").json()["pythonpath"]
+
+
+def test_the_state_directory_is_private(echo_server: TorchServe) -> None:
+    assert echo_server.work_dir.stat().st_mode & 0o777 == 0o700
+    assert (echo_server.work_dir / "key_file.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (RAISES, "RuntimeError: the weights are not there"),
+        (IMPORTS, "No module named 'a_module_that_is_not_there'"),
+        (EXITS, "ended without a word"),
+        ("nothing = 1\n", "Expected only one class"),
+    ],
+    ids=["raises", "imports", "exits", "no class"],
+)
+def test_a_worker_that_dies_is_named_with_its_own_error(tmp_path: Path, source: str, reason: str) -> None:
+    server = broken(tmp_path, source)
+    started = time.monotonic()
+    with pytest.raises(StartError, match="a worker of bad died") as caught, server:
+        pytest.fail("it started")
+    assert reason in str(caught.value)
+    assert time.monotonic() - started < 60
+    assert server.processes() == []
+    assert not (server.work_dir / "state.json").exists()
+
+
+def test_a_handler_that_fails_the_probe_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="cannot handle this"), broken(tmp_path, FAILS):
+        pytest.fail("it started")
+
+
+def test_stopping_while_a_worker_loads_leaves_nothing(tmp_path: Path) -> None:
+    server = broken(tmp_path, SLOW)
+    server.start()
+    with pytest.raises(StartError, match="not ready in time: bad"):
+        server.wait_ready(timeout=6)
+    tree = server.processes()
+    assert len(tree) == 2
+    scratch = Path(tree[0].environ()["TMPDIR"])
+    server.stop(graceful=False)
+    assert not any(process.is_running() for process in tree)
+    assert not scratch.exists()
+
+
+def test_an_archive_that_is_missing_ends_the_start(tmp_path: Path) -> None:
+    models = {"bad": {"archive": "gone.mar", "version": "1.0"}}
+    with pytest.raises(StartError, match=r"Failed to load model: gone.mar"):
+        start_server(tmp_path, serving_mapping(tmp_path, models)).__enter__()
+
+
+def test_a_port_in_use_is_said_before_anything_starts(tmp_path: Path) -> None:
+    mapping = serving_mapping(tmp_path, {"bad": {"archive": "gone.mar", "version": "1.0"}})
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", mapping["server"]["metrics_port"]))
+        taken.listen()
+        with pytest.raises(UserError, match=r"metrics_port: .* Address already in use"):
+            start_server(tmp_path, mapping).start()
+    assert not (tmp_path / "state").exists()
+
+
+def test_odd_paths_and_two_servers_at_once(echo_server: TorchServe, tmp_path: Path) -> None:
+    store = tmp_path / "ström, [a+b] $1 #é=x"
+    store.mkdir()
+    write_archive(store / "écho (1).mar")
+    mapping = serving_mapping(store, {"e.1-x_y": {"archive": "écho (1).mar", "version": "1.0"}}, auth="none")
+    with start_server(tmp_path, mapping) as server:
+        assert server.headers() == {}
+        assert post(server, "e.1-x_y").status_code == 200
+        assert post(echo_server, "echo").status_code == 200
+        answer = requests.post(f"{server.urls.management}/models", params={"url": "x.mar"}, timeout=30)
+        assert answer.status_code == 405
+    assert post(echo_server, "echo").status_code == 200
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from scripts.lib.server import TorchServe
+server = TorchServe(Path(sys.argv[1]), work_dir=Path(sys.argv[2]))
+server.start()
+server.wait_ready()
+print("ready", *[process.pid for process in server.processes()], flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("victim", ["owner", "supervisor", "java"])
+def test_kill_9_of_any_of_them_leaves_no_process(tmp_path: Path, victim: str) -> None:
+    write_archive(tmp_path / "echo.mar")
+    mapping = serving_mapping(tmp_path, {"echo": {"archive": "echo.mar", "version": "1.0"}})
+    server = start_server(tmp_path, mapping)
+    command = [sys.executable, "-c", HOLDER, str(server.properties_path), str(server.work_dir)]
+    owner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
+    try:
+        assert owner.stdout is not None
+        words = owner.stdout.readline().split()
+        assert words[0] == "ready"
+        tree = [psutil.Process(int(pid)) for pid in words[1:]]
+        supervisor = psutil.Process(owner.pid).children()[0]
+        target = {"owner": owner.pid, "supervisor": supervisor.pid, "java": tree[0].pid}[victim]
+        os.kill(target, signal.SIGKILL)
+        # The supervisor itself waits for its parent to take note of its end.
+        watched = tree if victim == "supervisor" else [*tree, supervisor]
+        _gone, alive = psutil.wait_procs(watched, timeout=20)
+        assert alive == []
+    finally:
+        owner.kill()
+        owner.wait()
+        assert owner.stdout is not None
+        owner.stdout.close()
