@@ -9,8 +9,8 @@ from typing import Any
 
 WORDS = [
     "the", "a", "an", "is", "are", "was", "in", "on", "of", "and", "to", "cat", "dog", "house", "man", "woman",
-    "child", "plays", "runs", "eats", "guitar", "sits", "red", "blue", "green", "old", "young", "hello", "world", "query",
-    "text",
+    "child", "plays", "runs", "eats", "guitar", "sits", "red", "blue", "green", "old", "young", "hello", "world",
+    "query", "text",
 ]  # fmt: skip
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,:;!?'\"-()<>/"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -1,0 +1,131 @@
+"""A model's requirements.txt: what TorchServe would install for it, checked before it does harm.
+
+TorchServe runs `pip install -U -t MODEL_DIRECTORY -r requirements.txt`, which sees nothing of what is installed: torch,
+named or only needed by something named, would be downloaded again and shadow the server's own.
+"""
+
+import re
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+
+from scripts.lib.errors import UserError
+
+#: What the worker brings along, and no archive may install again.
+PROVIDED = frozenset(
+    {"torch", "torchvision", "torchaudio", "torchtext", "torchserve", "torch-model-archiver", "transformers",
+     "tokenizers", "safetensors"}
+)  # fmt: skip
+
+_CONTINUED = re.compile(r"\\\n")
+_COMMENT = re.compile(r"(^|\s)#.*$")
+_OPTIONS_OF_A_LINE = re.compile(r"\s--[a-z].*$")
+_EGG = re.compile(r"[#&]egg=([A-Za-z0-9._-]+)")
+# Options that need no file of their own in the archive.
+_HARMLESS = ("-i", "--index-url", "--extra-index-url", "--no-index", "--pre", "--prefer-binary", "--trusted-host",
+             "--only-binary", "--no-binary", "--require-hashes", "--use-feature")  # fmt: skip
+
+
+def read(path: Path) -> bytes:
+    """The requirements file as the archive carries it: included files are written out in it.
+
+    Raises:
+        UserError: a line can't be read, needs a file that the archive doesn't have, or would install again what the
+            worker brings along.
+    """
+    lines = _lines(path, ())
+    for where, line in lines:
+        _check(where, line)
+    text = "".join(f"{line}\n" for _, line in lines)
+    return text.encode("utf-8")
+
+
+def _lines(path: Path, above: tuple[Path, ...]) -> list[tuple[str, str]]:
+    """(file:line, text) of every line that says something, includes followed."""
+    real = path.resolve()
+    if real in above:
+        raise UserError(f"{path} includes itself", "remove one of the -r lines")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise UserError(f"there is no file {path}", "check --requirements, and the -r lines in it") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} can't be read: {error}", "it is a text file in UTF-8") from error
+    found = []
+    for number, raw in enumerate(_CONTINUED.sub(" ", text).splitlines(), 1):
+        line = _COMMENT.sub("", raw).strip()
+        where = f"{path.name}:{number}"
+        option, _, value = line.replace("=", " ", 1).partition(" ") if line.startswith("--") else line.partition(" ")
+        if line.startswith("-r") and not line.startswith("-r ") and len(line) > 2:
+            option, value = "-r", line[2:]
+        if option in ("-r", "--requirement"):
+            found += _lines(path.parent / value.strip(), (*above, real))
+        elif line:
+            found.append((where, line))
+    return found
+
+
+def _check(where: str, line: str) -> None:
+    if line.startswith("-"):
+        if not line.startswith(_HARMLESS):
+            raise UserError(f"{where}: {line.split()[0]} can't be used", "the archive carries no file but this one")
+        return
+    name = _name(where, line)
+    if name is None:
+        return
+    guilty = _brings(name, set())
+    if guilty == name:
+        raise UserError(
+            f"{where}: this would install {name} again, beside the worker's own", f"remove it: every worker has {name}"
+        )
+    if guilty:
+        raise UserError(
+            f"{where}: {name} needs {guilty}, and this would install that again, beside the worker's own",
+            f"install {name} in the server's environment instead",
+        )
+
+
+def _name(where: str, line: str) -> str | None:
+    """The canonical name of what a line installs; None when its marker says not here."""
+    bare = _OPTIONS_OF_A_LINE.sub("", line).strip()
+    try:
+        requirement = Requirement(bare)
+    except InvalidRequirement as error:
+        if egg := _EGG.search(bare):
+            return str(canonicalize_name(egg[1]))
+        if "://" in bare or bare.endswith((".whl", ".tar.gz", ".zip")) or bare.startswith((".", "/")):
+            if "://" not in bare:
+                raise UserError(f"{where}: {bare} is a file", "the archive carries no file but this one") from error
+            try:
+                wheel = bare.partition("#")[0].rpartition("/")[2].replace("%2B", "+").replace("%2b", "+")
+                return str(canonicalize_name(parse_wheel_filename(wheel)[0]))
+            except InvalidWheelFilename:
+                pass
+            raise UserError(f"{where}: {bare} does not say what it installs", "write it as NAME @ URL") from error
+        raise UserError(f"{where}: {bare!r} is no requirement", "as in requests>=2.31") from error
+    if requirement.url and requirement.url.startswith("file:"):
+        raise UserError(f"{where}: {bare} is a file", "the archive carries no file but this one")
+    if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        return None
+    return str(canonicalize_name(requirement.name))
+
+
+def _brings(name: str, seen: set[str]) -> str | None:
+    """The first of PROVIDED that installing `name` installs, as far as what is installed here tells."""
+    if name in PROVIDED:
+        return name
+    seen.add(name)
+    try:
+        needs = metadata.distribution(name).requires or []
+    except metadata.PackageNotFoundError:
+        return None
+    for text in needs:
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        needed = str(canonicalize_name(requirement.name))
+        if needed not in seen and (found := _brings(needed, seen)):
+            return found
+    return None
