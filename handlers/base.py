@@ -120,6 +120,8 @@ class TransformerHandler(BaseHandler):
         for slot in open_slots:
             slot.outputs = [next(rows) for _ in slot.encodings]
         tokens = sum(len(encoding) for encoding in encodings)
+        spent = time.monotonic() - begun
+        self.model.costs = self.model.costs.after(sum(batch.tokens for batch in plan), tally.micro_batches, spent)
         for name, value in {
             "batchserve_items_total": len(encodings),
             "batchserve_tokens_total": tokens,
@@ -128,7 +130,7 @@ class TransformerHandler(BaseHandler):
             "batchserve_micro_batches_total": tally.micro_batches,
             "batchserve_oom_splits_total": tally.splits,
             "batchserve_fp32_retries_total": tally.retries,
-            "batchserve_forward_seconds_total": round(time.monotonic() - begun, 6),
+            "batchserve_forward_seconds_total": round(spent, 6),
         }.items():
             self.metrics.count(name, value)
         return data

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}
 # Largest launch cost that a fit may find, in tokens: a hiccup while timing must not talk the planner into padding.
 MAX_LAUNCH_COST = 8192
+ROUNDS = 5  # of the fit
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,17 @@ class Costs:
     def seconds(self, tokens: int, launches: int = 1) -> float:
         """Predicted time of `launches` forward passes that run `tokens` tokens in all."""
         return (tokens + launches * self.launch_cost) * self.seconds_per_token
+
+    def after(self, tokens: int, launches: int, seconds: float) -> "Costs":
+        """These costs, a step nearer to what a batch has just taken.
+
+        The fit at start-up may have met a busy machine, and scaling changes a worker's threads: a prediction that
+        stayed wrong would refuse work that fits, or take on work that does not.
+        """
+        if not tokens:
+            return self
+        seen = seconds / (tokens + launches * self.launch_cost)
+        return Costs(0.8 * self.seconds_per_token + 0.2 * seen, self.launch_cost)
 
 
 class Model:
@@ -181,7 +193,9 @@ class Model:
         longest = self._synthetic([self._any_id()] * self.config.max_tokens)
         self._timed([longest] * max(1, budget // len(longest)))
         tokens = [sum(len(e) for e in batch) for batch in (small, large)]
-        seconds = [min(self._timed(batch) for _ in range(3)) for batch in (small, large)]
+        # In turn, and the least of several: a busy moment then spoils neither side
+        timed = [[self._timed(batch) for batch in (small, large)] for _ in range(ROUNDS)]
+        seconds = [min(side) for side in zip(*timed, strict=True)]
         slope = max(1e-9, (seconds[1] - seconds[0]) / (tokens[1] - tokens[0]))
         launch = round(max(0.0, seconds[0] / slope - tokens[0]))
         self.costs = Costs(slope, min(launch, MAX_LAUNCH_COST))

@@ -1,0 +1,73 @@
+"""Archives loaded through TorchServe's own TsModelLoader and Service, in the test's process."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from scripts.lib import service
+from scripts.lib.service import Answer, Body
+
+
+class Served:
+    """An archive as a worker runs it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.model = directory / "model"
+        self.service = service.load(directory)
+        self.handler: Any = self.service._entry_point.__self__
+
+    def ask(self, *bodies: Any, route: str = "") -> list[Answer]:
+        """Send JSON values, or Body objects, as one batch."""
+        headers = {"url_path": route} if route else {}
+        return service.predict(
+            self.service,
+            [b if _is_raw(b) else Body(json.dumps(b).encode(), headers=headers) for b in bodies],
+        )
+
+
+def _is_raw(body: Any) -> bool:
+    return isinstance(body, Body) or (isinstance(body, list) and bool(body) and isinstance(body[0], Body))
+
+
+Serve = Callable[..., Served]
+
+
+@pytest.fixture(scope="session")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Serve:
+    """serve(model directory, **handler settings) → Served. Lay out what an extracted archive holds and load it."""
+    cwd, path, threads = Path.cwd(), list(sys.path), torch.get_num_threads()
+
+    def make(
+        model: Path, *, handler: str = "handlers.embedding", response_timeout: int = 120, **settings: Any
+    ) -> Served:
+        directory = tmp_path_factory.mktemp("archive")
+        (directory / "model").symlink_to(model)
+        manifest = {
+            "runtime": "python",
+            "model": {
+                "modelName": "tiny",
+                "modelVersion": "1.0",
+                "handler": handler,
+                "configFile": "model-config.yaml",
+            },
+        }
+        (directory / "MAR-INF").mkdir()
+        (directory / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
+        config = {"responseTimeout": response_timeout, "handler": {"task": "embedding", **settings}}
+        (directory / "model-config.yaml").write_text(yaml.safe_dump(config))
+        try:
+            return Served(directory)
+        finally:
+            os.chdir(cwd)
+            sys.path[:] = path
+            torch.set_num_threads(threads)
+
+    return make

@@ -1,0 +1,381 @@
+"""EmbeddingHandler through TorchServe's own loader and Service. Oracle: sentence-transformers on the same directory."""
+
+import base64
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
+
+from handlers.protocol import dumps
+from scripts.lib.service import Answer, Body
+from tests.contract.conftest import Serve, Served
+from tests.models import tiny_bert
+from tests.strategies import bad_bodies, good_bodies, texts
+
+SETTINGS = {"max_tokens": 48, "normalize": True, "pooling": "mean"}
+
+
+@pytest.fixture(scope="module")
+def served(serve: Serve, tiny_model: Path) -> Served:
+    return serve(tiny_model, **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def oracle(tiny_model: Path) -> SentenceTransformer:
+    return SentenceTransformer(str(tiny_model), device="cpu")
+
+
+def vectors(answer: Answer) -> np.ndarray[Any, Any]:
+    """The vectors of an answer of any shape, (texts, dimension)."""
+    assert answer.status == 200, answer.body
+    content = answer.json()
+    if isinstance(content, dict):
+        if "data" in content:
+            content = [item["embedding"] for item in content["data"]]
+        else:
+            content = content.get("embeddings") or content.get("predictions") or [content["embedding"]]
+    return np.array(content, dtype=np.float32)
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+MIXED = ["the cat", "", "a dog runs in the old house and eats " * 6, "hello world", "THE Cat", "ünïcödé ☃", "x"]
+
+
+def test_the_tiny_model_is_packed(served: Served) -> None:
+    assert served.handler.model.packed
+
+
+def test_equals_sentence_transformers(served: Served, oracle: SentenceTransformer) -> None:
+    answer = served.ask({"texts": MIXED})[0]
+    assert_close(vectors(answer), oracle.encode(MIXED))
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ({"pooling": "cls", "normalize": False}, {"pooling": "cls", "normalize": False}),
+        ({"pooling": ["mean", "max"]}, {"pooling": ["max", "mean"]}),
+        ({"pooling": "lasttoken"}, {"pooling": "lasttoken"}),
+        ({"pooling": "weightedmean"}, {"pooling": "weightedmean"}),
+        ({"pooling": "mean_sqrt_len_tokens"}, {"pooling": "mean_sqrt_len_tokens"}),
+        ({"dense": 7}, {"dense": ["2_Dense"]}),
+        ({"lower_case": True}, {"lower_case": True}),
+        (
+            {"prompts": {"query": "query: ", "none": ""}, "default_prompt_name": "query"},
+            {"prompts": {"query": "query: ", "none": ""}, "default_prompt_name": "query"},
+        ),
+        (
+            {"prompts": {"query": "query text: "}, "default_prompt_name": "query", "include_prompt": False},
+            {"prompts": {"query": "query text: "}, "default_prompt_name": "query", "include_prompt": False},
+        ),
+    ],
+)
+@pytest.mark.parametrize("attention", ["auto", "padded"])
+def test_every_setting_equals_sentence_transformers(
+    serve: Serve, tmp_path: Path, options: dict[str, Any], settings: dict[str, Any], attention: str
+) -> None:
+    model = tiny_bert(tmp_path / "model", **options)
+    served = serve(model, **{**SETTINGS, **settings, "attention": attention})
+    assert_close(vectors(served.ask({"texts": MIXED})[0]), SentenceTransformer(str(model), device="cpu").encode(MIXED))
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "mpnet", "distilbert"])
+def test_families_packed_or_padded(serve: Serve, tmp_path: Path, family: str) -> None:
+    model = tiny_bert(tmp_path / "model", family=family)
+    served = serve(model, **SETTINGS)
+    assert_close(vectors(served.ask({"texts": MIXED})[0]), SentenceTransformer(str(model), device="cpu").encode(MIXED))
+    assert served.handler.model.packed == (family != "mpnet"), served.handler.model.why_padded
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(texts, min_size=1, max_size=12), st.randoms(use_true_random=False))
+def test_neither_company_nor_order_changes_a_vector(served: Served, many: list[str], random: Any) -> None:
+    alone = {text: vectors(served.ask({"text": text})[0])[0] for text in set(many)}
+    shuffled = list(many)
+    random.shuffle(shuffled)
+    together = served.ask(*({"text": text} for text in shuffled), {"texts": many})
+    for text, answer in zip(shuffled, together[:-1], strict=True):
+        assert_close(vectors(answer)[0], alone[text])
+    assert_close(vectors(together[-1]), [alone[text] for text in many])
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(st.booleans(), good_bodies, bad_bodies), min_size=1, max_size=10))
+def test_rows_in_are_answers_out_whatever_the_mix(served: Served, rows: list[tuple[bool, Any, Any]]) -> None:
+    bodies = [good if fine else bad for fine, good, bad in rows]
+    answers = served.ask(*bodies)
+    assert len(answers) == len(rows)
+    for (fine, _, _), body, answer in zip(rows, bodies, answers, strict=True):
+        assert answer.content_type == "application/json"
+        if fine:
+            assert_close(vectors(answer), vectors(served.ask(body)[0]))
+        else:
+            assert 400 <= answer.status < 500
+            assert answer.phrase.isascii()
+            assert {"code", "message", "param"} == set(answer.json())
+            assert answer.body == served.ask(body)[0].body
+
+
+def test_shapes(served: Served, oracle: SentenceTransformer) -> None:
+    expected = oracle.encode(["the cat", "a dog"])
+    raw = [
+        Body(b"the cat", "text/plain"),
+        Body("the cat".encode("utf-16"), "text/plain"),
+        Body(b"the cat", "application/octet-stream"),
+        Body(b"the cat", None),
+        Body(b'\xef\xbb\xbf{"text": "the cat"}', "application/json"),
+        Body(json.dumps({"text": "the cat"}).encode("utf-16"), "application/json"),
+        Body(b"the cat", "text/plain", "text"),
+        Body(b"the cat", None, "data"),
+        Body(b'{"text": "the cat"}', "application/json", "data"),
+    ]
+    for answer in served.ask(*raw, "the cat", {"text": "the cat"}):
+        assert list(answer.json()) == ["embedding"]
+        assert_close(vectors(answer)[0], expected[0])
+    one, many, listed, predicted = served.ask(
+        {"inputs": "the cat"},
+        {"inputs": ["the cat", "a dog"]},
+        {"texts": ["the cat", "a dog"]},
+        {"instances": ["the cat", {"text": "a dog"}]},
+    )
+    assert_close(one.json(), expected[:1])
+    assert_close(many.json(), expected)
+    assert_close(listed.json()["embeddings"], expected)
+    assert_close(predicted.json()["predictions"], expected)
+
+
+def test_openai(served: Served, oracle: SentenceTransformer) -> None:
+    body = {"input": ["the cat", "a dog " * 40], "model": "tiny", "user": "me"}
+    floats, coded, cut = served.ask(
+        body,
+        {**body, "encoding_format": "base64"},
+        {**body, "dimensions": 8, "truncate": True},
+        route="v1/embeddings",
+    )
+    expected = oracle.encode(body["input"])
+    assert_close(vectors(floats), expected)
+    content = coded.json()
+    decoded = [np.frombuffer(base64.b64decode(item["embedding"]), dtype="<f4") for item in content["data"]]
+    assert_close(decoded, expected)
+    assert [item["index"] for item in content["data"]] == [0, 1]
+    assert content["model"] == "tiny"
+    assert content["usage"] == {"prompt_tokens": 4 + 48, "total_tokens": 52, "truncated_tokens": 82 - 48}
+    shorter = expected[:, :8]
+    assert_close(vectors(cut), shorter / np.linalg.norm(shorter, axis=1, keepdims=True))
+
+
+def test_openai_errors(served: Served) -> None:
+    empty, unknown = served.ask({"input": ["a", ""]}, {"text": "a"}, route="v1/embeddings")
+    assert empty.status == 400
+    assert empty.json()["error"]["param"] == "input[1]"
+    assert unknown.json()["error"]["param"] == "input"
+    lost = served.ask({"input": "a"}, route="v1/completions")[0]
+    assert (lost.status, lost.phrase, lost.json()["code"]) == (404, "Not Found", "unknown_route")
+    broken = served.ask(Body(b"{", "application/json", headers={"url_path": "v1/embeddings"}))[0]
+    assert broken.json()["error"]["code"] == "malformed_json"
+
+
+def test_token_ids_are_the_texts_they_stand_for(served: Served, oracle: SentenceTransformer) -> None:
+    tokenizer = oracle.tokenizer
+    ids = tokenizer("the cat", add_special_tokens=False)["input_ids"]
+    one, many = served.ask({"input": ids}, {"input": [ids, tokenizer("a dog")["input_ids"]]})
+    assert_close(vectors(one)[0], oracle.encode("the cat"))
+    assert_close(vectors(many), oracle.encode(["the cat", "a dog"]))
+
+
+def test_options(served: Served, oracle: SentenceTransformer) -> None:
+    raw, prompted, long, refused = served.ask(
+        {"text": "the cat", "normalize": False},
+        {"text": "the cat", "prompt": "query: "},
+        {"text": "a dog " * 40},
+        {"texts": ["the cat", "a dog " * 40], "truncate": False},
+    )
+    assert np.linalg.norm(vectors(raw)) != pytest.approx(1, abs=1e-3)
+    assert_close(vectors(prompted)[0], oracle.encode("the cat", prompt="query: "))
+    assert long.headers["X-Truncated-Tokens"] == "34"
+    assert (refused.status, refused.json()["param"]) == (400, "texts[1]")
+    assert "82 tokens" in refused.json()["message"]
+    assert "48" in refused.json()["message"]
+
+
+def test_prompt_names(serve: Serve, tiny_model: Path, oracle: SentenceTransformer) -> None:
+    served = serve(tiny_model, **SETTINGS, prompts={"query": "query: "})
+    named, plain, unknown, both = served.ask(
+        {"text": "the cat", "prompt_name": "query"},
+        {"text": "the cat"},
+        {"text": "the cat", "prompt_name": "querry"},
+        {"text": "the cat", "prompt_name": "query", "prompt": "x"},
+    )
+    assert_close(vectors(named)[0], oracle.encode("the cat", prompt="query: "))
+    assert_close(vectors(plain)[0], oracle.encode("the cat"))
+    assert "did you mean 'query'" in unknown.json()["message"]
+    assert both.status == 400
+
+
+def test_limits(serve: Serve, tiny_model: Path) -> None:
+    served = serve(tiny_model, **SETTINGS, max_items=30, max_response_bytes=1024 + 10 * (32 * 15 + 2))
+    fits, larger, many, coded = served.ask(
+        {"texts": ["the cat"] * 10},
+        {"texts": ["the cat"] * 11},
+        {"texts": ["the cat"] * 31},
+        {"input": ["the cat"] * 20, "encoding_format": "base64"},
+    )
+    assert fits.status == 200
+    assert (larger.status, larger.json()["code"]) == (413, "answer_too_large")
+    assert "at most 10 items" in larger.json()["message"]
+    assert (many.status, many.json()["code"]) == (413, "too_many_items")
+    assert coded.status == 200, "base64 takes less"
+
+
+def test_the_bound_on_an_answer_is_one(served: Served) -> None:
+    """Whatever the floats, an answer is never larger than the bound that it was admitted under."""
+    extreme = torch.full((5, 32), -1.1754943e-38)
+    for shape in ({"texts": ["a"] * 5}, {"input": ["a"] * 5}, {"input": ["a"] * 5, "encoding_format": "base64"}):
+        from handlers.decoding import Call
+        from handlers.protocol import Usage, answer, parse
+
+        request = parse(Call(shape), served.handler.options, 100)
+        results = served.handler.render(request, extreme)
+        usage = Usage(1 << 30, 1 << 30)
+        body = answer(request, results, served.handler.nouns, "tiny", usage)
+        assert len(body) <= 5 * served.handler.item_bytes(request) + 1024
+
+
+def test_too_much_work_is_refused_before_it_is_begun(serve: Serve, tiny_model: Path) -> None:
+    served = serve(tiny_model, **SETTINGS, response_timeout=10)
+    served.handler.model.costs = type(served.handler.model.costs)(
+        seconds_per_token=0.1, launch_cost=0
+    )  # 7 s = 70 tokens
+    small, large, crowded = served.ask(
+        {"texts": ["the cat"] * 10}, {"texts": ["the cat"] * 20}, {"texts": ["the cat"] * 9}
+    )
+    assert small.status == 200
+    assert (large.status, large.json()["code"]) == (413, "too_much_work")
+    assert "at most about 17 items" in large.json()["message"]
+    assert (crowded.status, crowded.headers["Retry-After"]) == (503, "1")
+
+
+def test_predictions_follow_what_batches_take(serve: Serve, tiny_model: Path) -> None:
+    served = serve(tiny_model, **SETTINGS)
+    model = served.handler.model
+    model.costs = type(model.costs)(seconds_per_token=0.01, launch_cost=0)
+    for _ in range(30):
+        served.ask({"texts": ["the cat"] * 10})
+    assert model.costs.seconds_per_token < 0.005
+
+
+def test_out_of_memory_costs_only_what_does_not_fit(serve: Serve, tiny_model: Path) -> None:
+    served = serve(tiny_model, **SETTINGS)
+    expected = vectors(served.ask({"texts": ["the cat", "a dog"]})[0])
+    whole = served.handler.forward
+
+    def forward(encodings: Sequence[Any], precise: bool) -> torch.Tensor:
+        if sum(len(e) for e in encodings) > 9:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+        result: torch.Tensor = whole(encodings, precise)
+        return result
+
+    served.handler.forward = forward
+    fine, huge, mixed = served.ask(
+        {"texts": ["the cat", "a dog"]}, {"text": "a dog runs " * 5}, {"texts": ["the cat", "a dog runs " * 5]}
+    )
+    assert_close(vectors(fine), expected)
+    assert (huge.status, huge.phrase) == (507, "Insufficient Storage")
+    assert (mixed.status, mixed.json()["param"]) == (507, "texts[1]")
+
+
+def test_a_half_precision_overflow_is_mended_in_fp32(
+    serve: Serve, tiny_model: Path, oracle: SentenceTransformer
+) -> None:
+    """One word is too large for fp16: its text is run again in fp32, its neighbours keep their answers."""
+    served = serve(tiny_model, **SETTINGS, dtype="float16")
+    word = oracle.tokenizer.convert_tokens_to_ids("guitar")
+
+    def enlarge(module: Any, args: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+        return output + torch.where(args[0] == word, 1e5, 0.0)[..., None].to(output.dtype)
+
+    served.handler.model.net.embeddings.word_embeddings.register_forward_hook(enlarge)
+    texts = ["the cat", "a guitar plays", "a dog"]
+    retries: list[int] = []
+    count = served.handler.metrics.count
+    served.handler.metrics.count = lambda name, value=1, label="": (
+        retries.append(value) if "fp32" in name else None,
+        count(name, value, label),
+    )[1]
+    found = vectors(served.ask({"texts": texts})[0])
+    assert sum(retries) == 1
+    assert np.isfinite(found).all()
+    plain = vectors(served.ask({"texts": ["the cat", "a dog"]})[0])
+    np.testing.assert_array_equal(found[[0, 2]], plain)
+    assert served.handler.model.dtype == torch.float16
+    assert next(served.handler.model.net.parameters()).dtype == torch.float16
+
+
+def test_bfloat16_by_name(serve: Serve, tiny_model: Path, oracle: SentenceTransformer) -> None:
+    served = serve(tiny_model, **SETTINGS, dtype="bfloat16")
+    found = vectors(served.ask({"texts": MIXED})[0])
+    assert (np.sum(found * oracle.encode(MIXED), axis=1) > 0.99).all()
+
+
+def test_a_client_cannot_turn_the_batch_into_a_description(served: Served) -> None:
+    """BaseHandler looks at the first row's headers only, and answers one row for all."""
+    described, explained, plain = served.ask(
+        Body(b'{"text": "the cat"}', headers={"describe": "True"}),
+        Body(b'{"text": "the cat"}', headers={"explain": "True"}),
+        {"text": "the cat"},
+    )
+    assert described.status == plain.status == 200
+    assert described.body == plain.body
+    assert explained.status == 400
+
+
+def test_the_model_describes_itself(served: Served) -> None:
+    from scripts.lib import service
+
+    batch = [service._request([])]
+    batch[0]["headers"] = [{"name": b"describe", "value": b"True"}]
+    answer = service._answers(bytes(served.service.predict(batch)))[0]
+    card = answer.json()
+    assert (card["task"], card["dimensions"], card["attention"], card["max_tokens"]) == ("embedding", 32, "packed", 48)
+
+
+def test_nothing_a_client_sent_is_logged(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG"):
+        served.ask({"text": "sesame"}, {"texts": ["sesame", 1]}, {"text": "sesame", "sesame": 1}, {"sesame": "sesame"})
+    assert "sesame" not in caplog.text
+
+
+def test_answers_are_strict_compact_json_without_orjson(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = served.ask({"texts": ["the cat", "☃"]})[0]
+    monkeypatch.setattr("handlers.protocol.orjson", None)
+    plain = served.ask({"texts": ["the cat", "☃"]})[0]
+    np.testing.assert_array_equal(vectors(fast), vectors(plain))
+    assert b" " not in plain.body
+    assert dumps({"a": [1]}) == b'{"a":[1]}'
+
+
+class TestMicroBatches:
+    def test_a_small_budget_gives_the_same_answers(self, serve: Serve, tiny_model: Path, served: Served) -> None:
+        small = serve(tiny_model, **SETTINGS, max_batch_tokens=16, max_batch_items=2)
+        assert_close(vectors(small.ask({"texts": MIXED})[0]), vectors(served.ask({"texts": MIXED})[0]))
+
+    def test_metrics_go_through_torchserves_cache(self, serve: Serve, tiny_model: Path, caplog: Any) -> None:
+        served = serve(tiny_model, **SETTINGS)
+        with caplog.at_level("INFO"):
+            served.ask({"texts": ["the cat", "a dog " * 40]}, {"text": 3})
+        lines = [record.getMessage() for record in caplog.records if "[METRICS]batchserve" in record.getMessage()]
+        found = {line.split("[METRICS]")[1].split("|#hostname")[0] for line in lines}
+        assert any(line.startswith("batchserve_tokens_total.Count:52|") for line in found), found
+        assert any(line.startswith("batchserve_truncated_tokens_total.Count:34|") for line in found)
+        assert any("batchserve_batch_size_bucket.Count:1|#model_name:tiny,le:2" in line for line in found)
+        assert any("batchserve_errors_total.Count:1|#model_name:tiny,code:invalid_type" in line for line in found)

@@ -1,0 +1,107 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from handlers.errors import RequestError
+from handlers.tokens import Encoding, Text, Tokens, collate
+from tests.strategies import texts
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> Any:
+    return AutoTokenizer.from_pretrained(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def tokens(tiny_model: Path) -> Tokens:
+    return Tokens(AutoTokenizer.from_pretrained(tiny_model), 12)
+
+
+def good(slot: Encoding | RequestError) -> Encoding:
+    assert isinstance(slot, Encoding)
+    return slot
+
+
+@settings(deadline=None)
+@given(many=st.lists(texts, max_size=6))
+def test_ids_are_those_of_the_tokenizer_truncated_as_it_truncates(
+    tokens: Tokens, tiny_model: Path, many: list[str]
+) -> None:
+    own = AutoTokenizer.from_pretrained(tiny_model)
+    found = tokens.encode([Text(text) for text in many])
+    for text, slot in zip(many, found, strict=True):
+        whole = own(text)["input_ids"]
+        assert good(slot).ids == own(text, truncation=True, max_length=12)["input_ids"]
+        assert good(slot).cut == max(0, len(whole) - 12)
+
+
+def test_left_truncation(tiny_model: Path) -> None:
+    own = AutoTokenizer.from_pretrained(tiny_model, truncation_side="left")
+    text = "the cat sits on the old house and the dog runs in the green text"
+    expected = AutoTokenizer.from_pretrained(tiny_model, truncation_side="left")(text, truncation=True, max_length=8)
+    assert good(Tokens(own, 8).encode([Text(text)])[0]).ids == expected["input_ids"]
+
+
+def test_too_long_without_truncation_is_an_error_of_that_text_alone(tokens: Tokens) -> None:
+    short, long = tokens.encode([Text("the cat", truncate=False), Text("the cat " * 9, truncate=False)])
+    assert good(short).cut == 0
+    assert isinstance(long, RequestError)
+    assert long.code == "too_long"
+    assert "20 tokens" in long.message
+    assert "12" in long.message
+
+
+def test_token_ids_get_the_special_tokens_once(tokens: Tokens, tokenizer: Any) -> None:
+    text = "the cat sits"
+    bare = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+    whole = tuple(tokenizer(text)["input_ids"])
+    from_bare, from_whole, from_text = tokens.encode([Text(bare), Text(whole), Text(text)])
+    assert good(from_bare).ids == good(from_whole).ids == good(from_text).ids == list(whole)
+
+
+@pytest.mark.parametrize("wrong", [-1, 10**6, 10**400])
+def test_token_ids_out_of_the_vocabulary(tokens: Tokens, wrong: int) -> None:
+    slot = tokens.encode([Text((5, wrong))])[0]
+    assert isinstance(slot, RequestError)
+    assert slot.code == "invalid_token"
+
+
+def test_prompts_are_put_before_and_left_out_of_the_pooling(tiny_model: Path, tokenizer: Any) -> None:
+    tokens = Tokens(AutoTokenizer.from_pretrained(tiny_model), 12, include_prompt=False)
+    slot = good(tokens.encode([Text("the cat", prompt="query: ")])[0])
+    assert slot.ids == tokenizer("query: the cat")["input_ids"]
+    assert slot.skip == len(tokenizer("query: ")["input_ids"]) - 1, "its [CLS] and words, not its [SEP]"
+
+
+def test_lower_case(tiny_model: Path) -> None:
+    own = AutoTokenizer.from_pretrained(tiny_model)
+    own.backend_tokenizer.normalizer = None
+    expected = own("the cat")["input_ids"]
+    assert own("THE Cat")["input_ids"] != expected
+    assert good(Tokens(own, 12, lower_case=True).encode([Text("THE Cat")])[0]).ids == expected
+
+
+def test_a_limit_below_the_special_tokens_is_refused(tiny_model: Path) -> None:
+    with pytest.raises(ValueError, match="special tokens alone are 2"):
+        Tokens(AutoTokenizer.from_pretrained(tiny_model), 2)
+
+
+def test_collate_packed() -> None:
+    tensors, layout = collate([Encoding([5, 6], [0, 0]), Encoding([7], [1], skip=0)], 0, packed=True)
+    assert {name: tensor.tolist() for name, tensor in tensors.items()} == {
+        "input_ids": [[5, 6, 7]],
+        "position_ids": [[0, 1, 0]],
+        "token_type_ids": [[0, 0, 1]],
+    }
+    assert (layout.starts, layout.lengths, layout.packed) == ([0, 2], [2, 1], True)
+
+
+def test_collate_padded() -> None:
+    tensors, layout = collate([Encoding([5, 6], [0, 0]), Encoding([7], [1])], 9, packed=False, multiple_of=4)
+    assert tensors["input_ids"].tolist() == [[5, 6, 9, 9], [7, 9, 9, 9]]
+    assert tensors["attention_mask"].tolist() == [[1, 1, 0, 0], [1, 0, 0, 0]]
+    assert (layout.starts, layout.packed) == ([0, 4], False)
