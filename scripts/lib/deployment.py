@@ -1,5 +1,7 @@
 """A declared deployment against the archives it names: what TorchServe would ignore, misread or trip over."""
 
+import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,11 +119,12 @@ def write(serving: Serving, output: Path, source: str) -> None:
         UserError: the file cannot be written.
     """
     text = properties.render(serving, source)
-    partial = output.with_name(f".{output.name}.partial")
+    partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(text, encoding="ascii")
         partial.replace(output)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
         raise UserError(f"{output}: cannot be written: {error.strerror}") from None

@@ -194,8 +194,8 @@ def test_kill_9_of_any_of_them_leaves_no_process(tmp_path: Path, victim: str) ->
         supervisor = psutil.Process(owner.pid).children()[0]
         target = {"owner": owner.pid, "supervisor": supervisor.pid, "java": tree[0].pid}[victim]
         os.kill(target, signal.SIGKILL)
-        # The supervisor itself waits for its parent to take note of its end.
-        watched = tree if victim == "supervisor" else [*tree, supervisor]
+        # While the owner lives, its dead supervisor stays in the table until the owner takes note.
+        watched = [*tree, supervisor] if victim == "owner" else tree
         _gone, alive = psutil.wait_procs(watched, timeout=20)
         assert alive == []
     finally:
