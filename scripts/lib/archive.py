@@ -10,7 +10,7 @@ import os
 import stat
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,27 +156,44 @@ def write(path: Path, contents: Mapping[str, Content], members: Mapping[str, Mem
         UserError: a file is no longer what `measure` saw.
     """
     with path.open("xb") as file:
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-            for name in sorted(contents):
-                _write_member(archive, name, contents[name], members[name])
+        pack(
+            file,
+            {name: member.size for name, member in members.items()},
+            lambda name: _same(contents[name], members[name]),
+        )
         file.flush()
         os.fsync(file.fileno())
     return file_sha256(path)
 
 
-def _write_member(archive: zipfile.ZipFile, name: str, content: Content, expected: Member) -> None:
-    info = zipfile.ZipInfo(name, _DATE)
-    info.create_system = 3
-    info.external_attr = (stat.S_IFREG | 0o644) << 16
-    info.file_size = expected.size  # decides on ZIP64 before the first byte
+def pack(file: IO[bytes], sizes: Mapping[str, int], chunks: Callable[[str], Iterable[bytes]]) -> None:
+    """Write members to `file` as an archive has them.
+
+    Args:
+        file: open for writing, seekable.
+        sizes: member name → bytes; in any order.
+        chunks: a member's content.
+    """
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(sizes):
+            info = zipfile.ZipInfo(name, _DATE)
+            info.create_system = 3
+            info.external_attr = (stat.S_IFREG | 0o644) << 16
+            info.file_size = sizes[name]  # decides on ZIP64 before the first byte
+            with archive.open(info, "w") as out:
+                for chunk in chunks(name):
+                    out.write(chunk)
+
+
+def _same(content: Content, expected: Member) -> Iterator[bytes]:
+    """The content's chunks; an error at the end, or before too much, when it is not what was measured."""
     digest, size = hashlib.sha256(), 0
-    with archive.open(info, "w") as out:
-        for chunk in _chunks(content):
-            digest.update(chunk)
-            size += len(chunk)
-            if size > expected.size:
-                break
-            out.write(chunk)
+    for chunk in _chunks(content):
+        digest.update(chunk)
+        size += len(chunk)
+        if size > expected.size:
+            break
+        yield chunk
     if size != expected.size or digest.hexdigest() != expected.sha256:
         raise UserError(f"{content!s} changed while it was packed", "build again when nothing writes to it")
 
