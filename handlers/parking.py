@@ -1,0 +1,44 @@
+"""A worker steps aside before it is scaled away, so that nothing is running in it when TorchServe kills it.
+
+TorchServe scales down by killing workers, whatever they are doing. But it also hands a describe request
+(`GET /models/NAME/VERSION?customized=true`) to whichever worker comes next, alone, and a worker whose answer is marked
+as unfinished gets no other work. So `batchserve scale` sends describe requests that name the workers to go; a worker
+that is named answers at once, marked so, and then holds still until it is killed, with no request but that one in its
+hands. When no kill comes it goes back to work after the seconds it was told.
+
+An inference client may send the same headers, which buys it nothing: they are looked at only where a describe request
+has the batch for itself, and hold a worker no longer than a large request would.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+#: Process ids of the workers to hold, separated by commas. Lower case: TorchServe hands headers on as they were sent.
+PARK_HEADER = "x-batchserve-park"
+#: For how many seconds.
+HOLD_HEADER = "x-batchserve-hold"
+
+LONGEST = 30.0  # seconds
+
+
+def seconds(headers: Mapping[str, Any]) -> float:
+    """For how long this worker is asked to hold still; 0.0 when it is not named or the headers make no sense."""
+    if str(os.getpid()) not in str(headers.get(PARK_HEADER) or "").split(","):
+        return 0.0
+    try:
+        wanted = float(headers.get(HOLD_HEADER) or LONGEST)
+    except ValueError:
+        return 0.0
+    return min(wanted, LONGEST) if wanted > 0 else 0.0
+
+
+def worker(parked: bool) -> dict[str, Any]:
+    """What a describe answer says under the key `worker`: who answers, and whether it now holds still."""
+    return {"pid": os.getpid(), "parked": parked}
+
+
+def hold(duration: float) -> None:
+    """Do nothing for `duration` seconds, or until the kill."""
+    time.sleep(duration)
