@@ -1,22 +1,20 @@
-"""Memory of a process and everything it started, sampled while it works."""
+"""Memory of a set of processes, sampled while they work."""
 
 import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 
 import psutil
 
+Processes = Callable[[], Iterable[psutil.Process]]
 
-def tree_memory(pid: int) -> int:
-    """Bytes held by a process and its descendants; 0 when it has gone.
+
+def total_memory(processes: Iterable[psutil.Process]) -> int:
+    """Bytes held by these processes; one that has gone holds none.
 
     Shared pages count once in all (PSS) where the system tells them apart, else once per process (RSS).
     """
-    try:
-        root = psutil.Process(pid)
-        processes = [root, *root.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return 0
     return sum(_process_memory(process) for process in processes)
 
 
@@ -35,14 +33,19 @@ def _process_memory(process: psutil.Process) -> int:
 
 
 class PeakMemory:
-    """Samples `tree_memory` of a process in a thread; a context manager. `peak` is in bytes."""
+    """Samples the memory of processes in a thread; a context manager. `peak` is in bytes.
 
-    def __init__(self, pid: int, every_s: float = 0.5) -> None:
+    Args:
+        processes: which processes there are, asked anew for each sample.
+        every_s: seconds between two samples.
+    """
+
+    def __init__(self, processes: Processes, every_s: float = 0.5) -> None:
         self.peak = 0
-        self._pid = pid
+        self._processes = processes
         self._every_s = every_s
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._sample, name="peak-memory", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="peak-memory", daemon=True)
 
     def __enter__(self) -> "PeakMemory":
         self._thread.start()
@@ -53,10 +56,12 @@ class PeakMemory:
     ) -> None:
         self._done.set()
         self._thread.join()
-        self.peak = max(self.peak, tree_memory(self._pid))
+        self._sample()
+
+    def _run(self) -> None:
+        while not self._done.is_set():
+            self._sample()
+            self._done.wait(self._every_s)
 
     def _sample(self) -> None:
-        while True:
-            self.peak = max(self.peak, tree_memory(self._pid))
-            if self._done.wait(self._every_s):
-                return
+        self.peak = max(self.peak, total_memory(self._processes()))

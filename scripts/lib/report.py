@@ -157,6 +157,10 @@ class Report:
     notes: tuple[str, ...] = ()
     agreement: dict[str, float] = field(default_factory=dict)
 
+    def judged(self, targets: tuple[Target, ...]) -> "Report":
+        """The same report with its targets."""
+        return dataclasses.replace(self, targets=targets)
+
     def find(self, workload: str, clients: int, dtype: str, batch_size: int | None = None) -> Point | None:
         """The point with these settings; of several batch sizes the largest unless one is named."""
         found = [

@@ -1,0 +1,127 @@
+"""The bench verb's options, and how a run is laid out; the measuring itself is tested end to end by hand and in e2e."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from scripts.bench import _choices, _counts, bench
+from scripts.lib import benchmark
+from scripts.lib.benchmark import Settings, cosine
+from scripts.lib.errors import UserError
+from scripts.lib.load import LoadResult, Sample
+from scripts.lib.offline import SingleText
+from scripts.lib.scrape import BatchingWindow
+from scripts.lib.workloads import WORKLOADS, Body, Workload
+
+
+def settings(**changes: Any) -> Settings:
+    given: dict[str, Any] = {
+        "workloads": ("short",),
+        "clients": (1, 64),
+        "workers": 2,
+        "threads": None,
+        "max_batch_delay": 1,
+        "batch_sizes": (32, 1),
+        "rounds": 2,
+    }
+    return Settings(**given | changes)
+
+
+def test_lists_of_choices() -> None:
+    assert _choices("all", WORKLOADS, "--workload") == WORKLOADS
+    assert _choices("mixed, short,mixed", WORKLOADS, "--workload") == ("mixed", "short")
+    assert _counts("64,1,8,8") == (1, 8, 64)
+
+
+@pytest.mark.parametrize("text", ["", "huge", "short,huge", ","])
+def test_unknown_choices_are_named_with_the_known_ones(text: str) -> None:
+    with pytest.raises(UserError, match="--workload") as error:
+        _choices(text, WORKLOADS, "--workload")
+    assert "mixed" in error.value.hint
+
+
+@pytest.mark.parametrize("text", ["", "0,1", "-3", "two", "1.5"])
+def test_clients_are_whole_numbers_from_one(text: str) -> None:
+    with pytest.raises(UserError, match="--clients"):
+        _counts(text)
+
+
+def test_a_window_has_one_end() -> None:
+    with pytest.raises(UserError, match="exclude each other"):
+        bench(requests=10, duration=1.0)
+
+
+def test_the_yardstick_gets_the_threads_of_all_workers() -> None:
+    assert settings(workers=2).total_threads(cores=4) == 4
+    assert settings(workers=3).total_threads(cores=2) == 3
+    assert settings(workers=2, threads=4).total_threads(cores=2) == 8
+
+
+def test_counts_of_requests() -> None:
+    assert settings().requests_for("mixed", 64) == settings().pool("mixed") == benchmark.POOL_REQUESTS
+    assert settings().requests_for("mixed", 1) == 100
+    assert settings().requests_for("lists", 64) == 192
+    assert settings(requests=300).requests_for("short", 64) == 300
+    assert settings(requests=300).requests_for("lists", 64) == 30
+    assert settings(duration_s=5.0).pool("lists") > 0
+
+
+class FakeOffline:
+    """A yardstick whose speed is told by the test, and which writes down when it is used."""
+
+    threads = 2
+
+    def __init__(self, seconds: list[float], events: list[str]) -> None:
+        self.seconds = seconds
+        self.events = events
+
+    def encode(self, texts: Sequence[str]) -> float:
+        self.events.append("offline")
+        return self.seconds.pop(0)
+
+    def single(self, texts: Sequence[str]) -> SingleText:
+        self.events.append("single")
+        return SingleText(10.0, 12.0)
+
+
+def test_server_and_yardstick_take_turns_and_ratios_use_the_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    body = Body(b"{}", 1, 5)
+    pool = Workload("short", (body,) * 10, ("x",) * 10, (5,) * 10)
+    servers = {size: SimpleNamespace(name=str(size)) for size in (32, 1)}
+
+    def window(self: Any, server: Any, pool: Workload, clients: int) -> tuple[LoadResult, BatchingWindow, int]:
+        events.append(f"{clients} clients, batch size {server.name}")
+        samples = tuple(Sample(0, 0.1, 200, 5, 1, 5) for _ in range(30))
+        batching = BatchingWindow(30, 30, 150, 0, 0, 3, 3, {}, {}, 0, 0, 0)
+        return LoadResult(samples, clients, 1.0, 0.1, 0.1), batching, clients * 100
+
+    monkeypatch.setattr(benchmark._Run, "_window", window)
+    # 10 texts in 1.0, 0.5 and 0.25 s: 10, 20 and 40 texts/s.
+    offline = FakeOffline([1.0, 0.5, 0.25], events)
+    run = benchmark._Run(
+        "m", "float32", settings(), cast(Any, servers), cast(Any, offline), lambda label: nullcontext()
+    )
+    points, yardstick = run._workload(pool)
+
+    turn = ["1 clients, batch size 32", "64 clients, batch size 32", "64 clients, batch size 1"]
+    assert events == ["offline", "single", *turn, "offline", *turn, "offline"]
+    assert yardstick.texts_per_s == (10, 20, 40)
+    assert [(point.clients, point.batch_size) for point in points] == [(1, 32), (64, 32), (64, 1)]
+    for point in points:
+        assert [each.ratio for each in point.rounds] == [30 / 15, 30 / 30]
+        assert point.peak_memory == point.clients * 100
+
+
+def test_other_workloads_are_not_run_with_batch_size_one() -> None:
+    run = benchmark._Run("m", "float32", settings(), {}, cast(Any, None), lambda label: nullcontext())
+    assert list(run._plan(Workload("mixed", (), (), ()))) == [(32, 1), (32, 64)]
+
+
+def test_cosine() -> None:
+    assert cosine([1, 0], [2, 0]) == 1
+    assert cosine([1, 0], [0, 3]) == 0
+    assert cosine([0, 0], [0, 3]) == 0
