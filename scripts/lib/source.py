@@ -46,9 +46,9 @@ def resolve(model: str, *, revision: str | None = None) -> Source:
     if model.startswith("bundled:"):
         return _bundled(model.removeprefix("bundled:"))
     path = Path(model).expanduser()
-    if path.is_dir():
+    if model and path.is_dir():
         return Source(path, path.resolve().name)
-    if path.exists():
+    if model and path.exists():
         raise UserError(f"{model} is a file; a model is a directory", f"try {path.parent}")
     if _HUB_ID.fullmatch(model) and not model.startswith((".", "/", "~")):
         return _from_hub(model, revision)
