@@ -8,11 +8,13 @@ from typing import Annotated
 import typer
 
 from scripts.lib import deployment
+from scripts.lib.addresses import check_ports
 from scripts.lib.console import console, progress
 from scripts.lib.errors import UserError
+from scripts.lib.properties import from_serving
 from scripts.lib.server import PROBE, StartError, TorchServe, stop_on_signals
 from scripts.lib.serving import DEFAULT_SERVING, Serving
-from scripts.lib.state import KEY_FILE, STATE_ROOT, read_key, running
+from scripts.lib.state import KEY_FILE, STATE_ROOT, make_directory, read_key, running
 
 
 class KeyKind(StrEnum):
@@ -39,7 +41,9 @@ def serve(
     declared = Serving.load(serving)
     deployment.check(declared)
     state = STATE_ROOT / f"server-{declared.server.inference_port}"
-    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Before anything is written: a server that runs there keeps its file.
+    check_ports(from_serving(declared))
+    make_directory(state)
     config = state / "config.properties"
     deployment.write(declared, config, str(serving))
     with stop_on_signals():

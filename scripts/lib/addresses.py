@@ -46,8 +46,10 @@ def check_ports(properties: Mapping[str, str]) -> None:
     for name in REST:
         _check_port(*address(properties, name), f"{name}_port")
     for name, default in _GRPC_PORTS.items():
-        port = int(properties.get(f"{name}_port", default))
-        _check_port(properties.get(f"{name}_address", "127.0.0.1"), port, f"{name}_port")
+        port = properties.get(f"{name}_port", str(default))
+        if not port.isdecimal():
+            raise UserError(f"{name}_port: cannot make sense of {port}")
+        _check_port(properties.get(f"{name}_address", "127.0.0.1"), int(port), f"{name}_port")
 
 
 def _check_port(host: str, port: int, field: str) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import psutil
 import requests
@@ -28,7 +28,7 @@ from scripts.lib.addresses import REST, check_ports, client_url, free_ports
 from scripts.lib.errors import UserError
 from scripts.lib.java import find_java
 from scripts.lib.serverlog import ServerLog, startup_failure
-from scripts.lib.state import KEY_FILE, STATE_ROOT, Key, State, forget, read_key
+from scripts.lib.state import KEY_FILE, STATE_ROOT, Key, State, forget, lock, make_directory, read_key
 
 __all__ = ["StartError", "TorchServe", "Urls", "free_ports", "read_key", "stop_on_signals"]
 
@@ -98,6 +98,7 @@ class TorchServe:
         self._process: subprocess.Popen[bytes] | None = None
         self._log = ServerLog(self.work_dir / "logs" / "ts_log.log")
         self._scratch: Path | None = None
+        self._lock: IO[bytes] | None = None
 
     # Life cycle
 
@@ -113,7 +114,9 @@ class TorchServe:
             raise UserError(f"model store {self.model_store}: no such directory")
         check_ports(self.properties)
         java = self._java or find_java()
-        self._make_state_directory()
+        make_directory(self.work_dir)
+        self._lock = lock(self.work_dir)
+        forget(self.work_dir)
         self._log.skip()
         scratch = _scratch_directory()
         self._scratch = scratch
@@ -161,8 +164,8 @@ class TorchServe:
         Args:
             graceful: let TorchServe shut down by itself (2–4 s, at most 8) instead of killing it at once.
         """
-        process = self._process
-        if process is None:
+        process, held = self._process, self._lock
+        if process is None or held is None:
             return
         tree = self.processes()
         if process.stdin is not None:
@@ -186,7 +189,8 @@ class TorchServe:
             if self._scratch is not None:
                 shutil.rmtree(self._scratch, ignore_errors=True)
             forget(self.work_dir)
-            self._process = None
+            held.close()
+            self._process = self._lock = None
 
     def wait(self) -> int:
         """Block until the server ends by itself; returns the exit status of Java."""
@@ -299,16 +303,6 @@ class TorchServe:
             env["LC_ALL"] = "C.UTF-8"
         return env | self._env
 
-    def _make_state_directory(self) -> None:
-        try:
-            for directory in (self.work_dir.parent, self.work_dir):
-                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.work_dir.chmod(0o700)
-            (self.work_dir / "logs").mkdir(exist_ok=True)
-            forget(self.work_dir)
-        except OSError as error:
-            raise UserError(f"state directory {self.work_dir}: {error.strerror}") from None
-
     def _write_state(self) -> None:
         assert self._process is not None
         State(
@@ -384,12 +378,19 @@ class TorchServe:
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """Turn TERM and HUP into SystemExit inside the block, so that servers in it are stopped; INT is Python's own."""
+    """Turn TERM and HUP into SystemExit and INT into KeyboardInterrupt inside the block, so that servers are stopped.
+
+    A HUP that is ignored stays ignored: that is what nohup asks for. INT is not: shells ignore it for commands in the
+    background, which then could not be interrupted at all.
+    """
 
     def leave(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, leave)
     try:
         yield
     finally:

@@ -1,12 +1,13 @@
 """What a started server leaves in its state directory for other commands: where it listens, and its keys."""
 
+import fcntl
 import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import psutil
 
@@ -42,6 +43,39 @@ class State:
             return "supervisor.py" in " ".join(psutil.Process(self.pid).cmdline())
         except psutil.Error:
             return False
+
+
+def make_directory(directory: Path) -> None:
+    """Make a server's state directory, and the one it is in, for its owner alone; `logs` is inside.
+
+    Raises:
+        UserError: it cannot be made or written.
+    """
+    try:
+        for each in (directory.parent, directory):
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.chmod(0o700)
+        (directory / "logs").mkdir(exist_ok=True)
+    except OSError as error:
+        raise UserError(f"state directory {directory}: {error.strerror}") from None
+
+
+def lock(directory: Path) -> IO[bytes]:
+    """Hold a state directory for one server, until the returned file is closed.
+
+    Raises:
+        UserError: another server holds it.
+    """
+    file = (directory / "lock").open("wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise UserError(
+            f"another server is starting or running with the state directory {directory}",
+            hint="stop it, or choose another inference_port in serving.yaml",
+        ) from None
+    return file
 
 
 def forget(directory: Path) -> None:
