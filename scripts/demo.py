@@ -1,0 +1,193 @@
+"""`batchserve demo`: the whole path once, from the bundled model to batched answers. scripts/quickstart.sh runs it."""
+
+import asyncio
+import math
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import requests
+import typer
+
+from scripts.build import build
+from scripts.configure import DEFAULT_OUTPUT, configure
+from scripts.lib import properties
+from scripts.lib.addresses import check_ports
+from scripts.lib.benchmark import cosine, measure_window
+from scripts.lib.console import console, progress
+from scripts.lib.errors import UserError
+from scripts.lib.load import Target
+from scripts.lib.scrape import BatchingWindow
+from scripts.lib.server import StartError, TorchServe, stop_on_signals
+from scripts.lib.serving import DEFAULT_SERVING, Serving
+from scripts.lib.stats import summarize
+from scripts.lib.workloads import Body, Vocabulary, make_workload
+from scripts.serve import ready_lines
+
+MODEL, SOURCE = "minilm", "bundled:minilm"
+CLIENTS = 64
+QUESTION = "How do I reset my password?"
+LIKE = "I can't log in any more, I forgot my credentials."
+UNLIKE = "The soup needs a little more salt."
+SHOWN = 3
+
+
+def demo(
+    serving: Annotated[
+        Path, typer.Option(help="The deployment to show; it must declare the model minilm.", metavar="FILE")
+    ] = DEFAULT_SERVING,
+    once: Annotated[bool, typer.Option("--once", help="Stop after the samples instead of serving on.")] = False,
+) -> None:
+    """Build the bundled MiniLM, serve it, send sample requests and show how they were batched; then serve on.
+
+    Ctrl-C stops everything. Exits with an error when any step fails.
+    """
+    declared = Serving.load(serving)
+    if MODEL not in declared.models:
+        raise UserError(
+            f"{serving} declares no model {MODEL}, which this demo shows", hint="for your own: batchserve serve"
+        )
+    # Before the work, not after it.
+    check_ports(properties.from_serving(declared))
+    store, name = declared.server.model_store, declared.models[MODEL].archive.removesuffix(".mar")
+    version = declared.models[MODEL].version
+
+    _say("build", SOURCE, "--name", name, "--version", version, "--store", str(store), "--if-changed")
+    build(SOURCE, name=name, version=version, model_store=store, if_changed=True)
+    _say("configure", "--serving", str(serving), "--output", str(DEFAULT_OUTPUT))
+    configure(serving, DEFAULT_OUTPUT)
+
+    with stop_on_signals():
+        server = TorchServe(DEFAULT_OUTPUT)
+        try:
+            _say("serve", "--serving", str(serving))
+            with progress("starting TorchServe"):
+                server.start()
+                server.wait_ready()
+            _samples(server)
+            for line in ready_lines(declared, server):
+                if not (once and line.startswith("stop with")):
+                    console.print(line, markup=False)
+            if not once:
+                status = server.wait()
+                raise StartError(
+                    f"TorchServe ended by itself (status {status})", hint=f"see {server.work_dir / 'logs'}"
+                )
+        except KeyboardInterrupt:
+            console.print("stopping", markup=False)
+        finally:
+            with progress("stopping TorchServe"):
+                server.stop(graceful=server.running)
+
+
+def _say(*words: str) -> None:
+    """Show the command that does by itself what comes next."""
+    console.print(f"\n$ batchserve {shlex.join(words)}", markup=False)
+
+
+def _samples(server: TorchServe) -> None:
+    """Send the sample requests and show what came back.
+
+    Raises:
+        UserError: one was not answered as it should be.
+    """
+    console.print("\none text", markup=False)
+    answer = _ask(server, {"text": QUESTION})
+    console.print(f"  {_short_json(answer)}", markup=False)
+
+    console.print("a list of texts, in one request", markup=False)
+    texts = [QUESTION, LIKE, UNLIKE]
+    answer = _ask(server, {"texts": texts})
+    console.print(f"  {_short_json(answer)}", markup=False)
+    question, like, unlike = answer["embeddings"]
+    console.print("similarity (cosine) by these vectors", markup=False)
+    for vector, text in ((like, LIKE), (unlike, UNLIKE)):
+        console.print(f"  {cosine(question, vector):.2f}  {QUESTION}  ~  {text}", markup=False)
+    if cosine(question, like) <= cosine(question, unlike):
+        raise UserError("the unrelated sentence came out as the more similar one: these are not the model's vectors")
+
+    console.print(f"{CLIENTS} clients, one text each, all at once", markup=False)
+    console.print(f"  {asyncio.run(_crowd(server))}", markup=False)
+    console.print("", markup=False)
+
+
+def _ask(server: TorchServe, body: dict[str, Any]) -> Any:
+    """Send one body, show it, and return the decoded answer."""
+    start = time.perf_counter()
+    try:
+        answer = requests.post(_url(server), json=body, headers=server.headers(), timeout=60)
+    except requests.RequestException as failure:
+        raise UserError(f"no answer to {_short_json(body)}: {failure}") from failure
+    took = time.perf_counter() - start
+    if answer.status_code != 200:
+        raise UserError(f"{_short_json(body)} was answered with {answer.status_code}: {answer.text.strip()[:300]}")
+    console.print(f"  {_short_json(body)}  →  {answer.status_code} in {took * 1e3:.0f} ms", markup=False)
+    return answer.json()
+
+
+def _url(server: TorchServe) -> str:
+    return f"{server.urls.inference}/predictions/{MODEL}"
+
+
+async def _crowd(server: TorchServe) -> str:
+    """Send one text from each of many clients at once; how they were batched, in words."""
+    result, batching = await measure_window(
+        Target(_url(server), server.headers()),
+        f"{server.urls.metrics}/metrics",
+        MODEL,
+        _bodies(),
+        clients=CLIENTS,
+        requests=CLIENTS,
+        # So that the connections are there and the server has seen such a crowd before.
+        warmup=CLIENTS,
+    )
+    summary = summarize(result)
+    if summary.errors:
+        raise UserError(f"{summary.errors} of {CLIENTS} concurrent requests failed: {summary.errors_by_status}")
+    return (
+        f"{summary.requests} answers in {summary.wall_s:.2f} s, the slowest after {summary.max_ms:.0f} ms; "
+        f"{describe_batches(batching)}"
+    )
+
+
+def _bodies() -> Sequence[Body]:
+    """A short text for each client."""
+    from scripts.lib.source import resolve
+
+    return make_workload("short", Vocabulary.load(resolve(SOURCE).directory), CLIENTS).bodies
+
+
+def describe_batches(batching: BatchingWindow) -> str:
+    """How many batches of what size served a window, in words.
+
+    Raises:
+        UserError: the server's metrics counted no batch.
+    """
+    if not batching.batches:
+        raise UserError(
+            "the server's metrics count no batch", hint="is metrics_mode prometheus, and metrics_config ours?"
+        )
+    sizes, below = [], 0.0
+    for bound in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, math.inf):
+        count = batching.batch_sizes.get(bound, 0)
+        if count:
+            span = f"{bound:.0f}" if bound == below + 1 else f"{below + 1:.0f}–{bound:.0f}"
+            sizes.append(f"{count} of {span if math.isfinite(bound) else f'over {below:.0f}'}")
+        below = bound
+    batches = "1 batch" if batching.batches == 1 else f"{batching.batches} batches"
+    return f"{batches} served them ({', '.join(sizes)} requests)"
+
+
+def _short_json(value: Any) -> str:
+    """JSON with long arrays of numbers and long texts cut short."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f'"{key}": {_short_json(item)}' for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        if len(value) > SHOWN and all(isinstance(item, int | float) for item in value):
+            return "[" + ", ".join(f"{item:.4f}" for item in value[:SHOWN]) + f", … {len(value)} numbers]"
+        return "[" + ", ".join(_short_json(item) for item in value) + "]"
+    if isinstance(value, str):
+        return f'"{value}"' if len(value) <= 60 else f'"{value[:57]}…"'
+    return str(value)

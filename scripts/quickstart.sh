@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# From a fresh clone to batched answers: makes .venv, installs, builds model_store/minilm.mar, starts TorchServe, sends
+# sample requests, and serves until Ctrl-C.
+#
+#   bash scripts/quickstart.sh [--once]      --once: stop after the samples
+set -euo pipefail
+
+case "${1:-}" in
+-h | --help)
+    sed -n '2,5s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    exit
+    ;;
+esac
+
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+source scripts/environment.sh
+
+environment ""
+exec "$python" -m scripts demo "$@"

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Every check of this repository, from a fresh clone: makes .venv, installs the tools, then lint, format, types, import
+# contracts and all tests, those with a real TorchServe included. All of them run; any that fails fails the whole.
+#
+#   bash scripts/test.sh [pytest's arguments]
+set -euo pipefail
+
+case "${1:-}" in
+-h | --help)
+    sed -n '2,5s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    exit
+    ;;
+esac
+
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+source scripts/environment.sh
+
+environment dev
+
+failed=()
+check() {
+    echo "── $*"
+    "$python" -m "$@" || failed+=("$1")
+}
+
+check ruff check .
+check ruff format --check .
+check mypy
+# import-linter has no module to run.
+echo "── lint-imports"
+.venv/bin/lint-imports || failed+=(lint-imports)
+if [ ${#failed[@]} -gt 0 ]; then
+    # Said before the tests too, so that pytest's summary stays the last line.
+    echo "── failed so far: ${failed[*]}"
+fi
+check pytest "$@"
+[ ${#failed[@]} -eq 0 ]
