@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 WORDS = [
-    "the", "a", "an", "is", "are", "was", "in", "on", "of", "and", "to", "cat", "dog", "house", "man", "woman",
+    "the", "at", "an", "is", "are", "was", "in", "on", "of", "and", "to", "cat", "dog", "house", "man", "woman",
     "child", "plays", "runs", "eats", "guitar", "sits", "red", "blue", "green", "old", "young", "hello", "world",
     "query", "text",
 ]  # fmt: skip

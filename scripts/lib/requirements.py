@@ -7,6 +7,7 @@ named or only needed by something named, would be downloaded again and shadow th
 import re
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import unquote
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
@@ -23,6 +24,7 @@ _CONTINUED = re.compile(r"\\\n")
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _OPTIONS_OF_A_LINE = re.compile(r"\s--[a-z].*$")
 _EGG = re.compile(r"[#&]egg=([A-Za-z0-9._-]+)")
+_ARCHIVES = (".whl", ".zip", ".tar.gz", ".tgz", ".tar.bz2")
 # Options that need no file of their own in the archive.
 _HARMLESS = ("-i", "--index-url", "--extra-index-url", "--no-index", "--pre", "--prefer-binary", "--trusted-host",
              "--only-binary", "--no-binary", "--require-hashes", "--use-feature")  # fmt: skip
@@ -90,26 +92,28 @@ def _check(where: str, line: str) -> None:
 def _name(where: str, line: str) -> str | None:
     """The canonical name of what a line installs; None when its marker says not here."""
     bare = _OPTIONS_OF_A_LINE.sub("", line).strip()
+    if "://" not in bare and (bare.startswith((".", "/")) or bare.endswith(_ARCHIVES)):
+        raise UserError(f"{where}: {bare} is a file", "the archive carries no file but this one")
     try:
         requirement = Requirement(bare)
     except InvalidRequirement as error:
-        if egg := _EGG.search(bare):
-            return str(canonicalize_name(egg[1]))
-        if "://" in bare or bare.endswith((".whl", ".tar.gz", ".zip")) or bare.startswith((".", "/")):
-            if "://" not in bare:
-                raise UserError(f"{where}: {bare} is a file", "the archive carries no file but this one") from error
-            try:
-                wheel = bare.partition("#")[0].rpartition("/")[2].replace("%2B", "+").replace("%2b", "+")
-                return str(canonicalize_name(parse_wheel_filename(wheel)[0]))
-            except InvalidWheelFilename:
-                pass
-            raise UserError(f"{where}: {bare} does not say what it installs", "write it as NAME @ URL") from error
-        raise UserError(f"{where}: {bare!r} is no requirement", "as in requests>=2.31") from error
+        if "://" not in bare:
+            raise UserError(f"{where}: {bare!r} is no requirement", "as in requests>=2.31") from error
+        return _name_in_url(where, bare)
     if requirement.url and requirement.url.startswith("file:"):
         raise UserError(f"{where}: {bare} is a file", "the archive carries no file but this one")
     if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
         return None
     return str(canonicalize_name(requirement.name))
+
+
+def _name_in_url(where: str, url: str) -> str:
+    if egg := _EGG.search(url):
+        return str(canonicalize_name(egg[1]))
+    try:
+        return str(canonicalize_name(parse_wheel_filename(unquote(url.partition("#")[0].rpartition("/")[2]))[0]))
+    except InvalidWheelFilename as error:
+        raise UserError(f"{where}: {url} does not say what it installs", "write it as NAME @ URL") from error
 
 
 def _brings(name: str, seen: set[str]) -> str | None:
