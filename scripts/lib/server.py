@@ -331,8 +331,9 @@ class TorchServe:
             self._log.read()
             worker = self._log.dead[0]
             name = worker.split("-", 2)[2].rsplit("_", 1)[0]
+            doing = "answering a request" if worker in self._log.loaded else "loading the model"
             raise StartError(
-                f"a worker of {name} died while loading the model:\n{self._log.worker_error(worker)}",
+                f"a worker of {name} died while {doing}:\n{self._log.worker_error(worker)}",
                 hint=self._log_hint(),
             )
 

@@ -26,9 +26,11 @@ class ServerLog:
     path: Path
     #: Server-side failure: a model that cannot be registered, or an invalid configuration.
     fatal: list[str] = field(default_factory=list)
-    #: Workers that died before they served, in order.
+    #: Workers that died, in order.
     dead: list[str] = field(default_factory=list)
-    #: What each worker printed.
+    #: Workers that have loaded their model.
+    loaded: set[str] = field(default_factory=set)
+    #: What each worker printed since it loaded its model, or from its start.
     said: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     _offset: int = 0
     _rest: bytes = b""
@@ -73,6 +75,7 @@ class ServerLog:
                 self.said[name].append(text)
         elif _LOADED.search(text):
             self.said.pop(name, None)
+            self.loaded.add(name)
         elif _DEAD.search(text) and name not in self.dead:
             self.dead.append(name)
 

@@ -30,6 +30,8 @@ Port = Annotated[int, Field(ge=1024, le=65535)]
 Positive = Annotated[int, Field(ge=1)]
 #: Java parses these settings as 32-bit integers.
 JavaInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
+#: TorchServe's own messages to its workers count too: with a limit of a few bytes no model ever loads.
+MessageSize = Annotated[int, Field(ge=1024, le=2**31 - 1)]
 
 PORT_FIELDS = ("inference_port", "management_port", "metrics_port", "grpc_inference_port", "grpc_management_port")
 
@@ -116,8 +118,8 @@ class Server(_Strict):
     model_api: bool | None = None
     #: Relative to the directory the command is run in, as TorchServe's own --model-store is.
     model_store: Annotated[Path, Field(strict=False)] = Path("model_store")
-    max_request_size: JavaInt = DEFAULT_MESSAGE_SIZE
-    max_response_size: JavaInt = DEFAULT_MESSAGE_SIZE
+    max_request_size: MessageSize = DEFAULT_MESSAGE_SIZE
+    max_response_size: MessageSize = DEFAULT_MESSAGE_SIZE
     #: At most this many GPUs; None: all that there are.
     gpus: Annotated[int, Field(ge=0)] | None = None
     #: The JVM's -Xmx, such as 2g; None: a quarter of the memory.

@@ -124,6 +124,14 @@ def test_a_handler_that_fails_the_probe_is_named(tmp_path: Path) -> None:
         pytest.fail("it started")
 
 
+def test_a_worker_that_dies_of_the_probe_is_named(tmp_path: Path) -> None:
+    source = FAILS.replace('raise ValueError("cannot handle this")', "os._exit(3)")
+    with pytest.raises(
+        StartError, match=r"a worker of bad died while answering a request|bad answers a request with 50"
+    ):
+        broken(tmp_path, source).__enter__()
+
+
 def test_stopping_while_a_worker_loads_leaves_nothing(tmp_path: Path) -> None:
     server = broken(tmp_path, SLOW)
     server.start()

@@ -137,8 +137,8 @@ def test_no_model_store(desk: Desk) -> None:
 
 def test_a_response_limit_below_the_handlers(desk: Desk) -> None:
     write_archive(desk.store / "minilm.mar", config=OURS)
-    desk.declare({"max_response_size": 1000}, minilm={})
-    assert "6553500 bytes (max_response_bytes) and server.max_response_size is 1000" in desk.refusal()
+    desk.declare({"max_response_size": 2000}, minilm={})
+    assert "6553500 bytes (max_response_bytes) and server.max_response_size is 2000" in desk.refusal()
 
 
 def test_requirements_are_installed_by_name_only(desk: Desk) -> None:

@@ -91,7 +91,7 @@ def test_every_declared_value_is_in_the_file(tmp_path: Path) -> None:
     ports = dict(zip(PORT_FIELDS, range(9001, 9006), strict=True))
     server = {
         **ports, "host": "10.1.2.3", "auth": "token", "token_expiration_min": 99, "model_store": str(tmp_path),
-        "max_request_size": 11, "max_response_size": 12, "gpus": 1, "java_heap": "2g",
+        "max_request_size": 1100, "max_response_size": 1200, "gpus": 1, "java_heap": "2g",
         "java_args": ["-XX:+UseSerialGC"], "model_api": False,
         "extra": {"number_of_netty_threads": 4, "async_logging": True, "cors_allowed_origin": "*"},
     }  # fmt: skip
@@ -129,8 +129,8 @@ def test_every_declared_value_is_in_the_file(tmp_path: Path) -> None:
         "enable_envvars_config": "false",
         "allowed_urls": properties.allowed_urls(tmp_path),
         "install_py_dep_per_model": "false",
-        "max_request_size": "11",
-        "max_response_size": "12",
+        "max_request_size": "1100",
+        "max_response_size": "1200",
         "metrics_mode": "prometheus",
         "metrics_config": str(properties.METRICS_CONFIG),
         "job_queue_size": "77",
