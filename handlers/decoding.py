@@ -55,11 +55,23 @@ class Headers(Mapping[str, Any]):
     def content_type(self, field: str) -> tuple[str, str | None]:
         """Media type and declared charset of the form field or body `field`; ("", None) where nothing is said."""
         part = self._values.get(field.lower())
-        declared = part.get("content-type") if isinstance(part, Mapping) else None
-        message = Message()
-        message["content-type"] = str(declared or self._values.get("content-type") or "")
-        kind = message.get_content_type() if message["content-type"] else ""
-        return kind, message.get_content_charset()
+        whole = _parsed(self._values.get("content-type"))
+        declared = _parsed(part.get("content-type") if isinstance(part, Mapping) else None) or whole
+        if declared is None:
+            return "", None
+        # TorchServe hands a body's media type over without its parameters: the charset is in the request's own header
+        charset = declared.get_content_charset()
+        if charset is None and field == "body" and whole is not None:
+            charset = whole.get_content_charset()
+        return declared.get_content_type(), charset
+
+
+def _parsed(content_type: Any) -> Message | None:
+    if not content_type:
+        return None
+    message = Message()
+    message["content-type"] = str(content_type)
+    return message
 
 
 def route_of(headers: Headers) -> str:
@@ -83,13 +95,16 @@ def decode(row: Mapping[str, Any], headers: Headers) -> Call:
 def _form(row: Mapping[str, Any], headers: Headers) -> Any:
     """A form's body: its text field, with its other fields as options."""
     found = [field for field in TEXT_FIELDS if field in row]
-    if not row:
-        raise RequestError("The request has no body.", code="empty_body")
     if not found:
-        if any(str(name).lstrip().startswith(("{", "[", '"')) for name in row):
+        as_form = not row and headers.content_type("")[0] == "application/x-www-form-urlencoded"
+        if as_form or any(str(name).lstrip().startswith(("{", "[", '"')) for name in row):
             raise RequestError(
-                "The JSON was sent as a form; add the header 'Content-Type: application/json'.", code="json_as_form"
+                "The body was sent as a form without the field text or data; for JSON, add the header "
+                "'Content-Type: application/json'.",
+                code="json_as_form",
             )
+        if not row:
+            raise RequestError("The request has no body.", code="empty_body")
         raise RequestError(f"The form has no field {' or '.join(TEXT_FIELDS)}.", code="missing_field", param="text")
     if len(found) > 1:
         raise RequestError("The form has both fields data and text; send one.", code="ambiguous_input", param="data")
@@ -126,6 +141,8 @@ def _value(value: Any, kind: str, charset: str | None, field: str) -> Any:
     text = _text(bytes(value), charset, field)
     if kind.startswith("text/"):
         return text
+    if not text:
+        raise RequestError(f"The {field} is empty.", code="empty_body", param=None if field == "body" else field)
     return _json(text, field, strict=kind.endswith("json"))
 
 

@@ -103,14 +103,15 @@ def _request(parts: Sequence[Body]) -> dict[str, Any]:
         "requestId": str(uuid.uuid4()).encode(),
         "headers": [{"name": name.encode(), "value": value.encode()} for name, value in headers.items()],
         "parameters": [
-            {"name": part.name, "contentType": part.content_type or "", "value": _decoded(part)} for part in parts
+            {"name": part.name, "contentType": (part.content_type or "").split(";")[0], "value": _decoded(part)}
+            for part in parts
         ],
     }
 
 
 def _decoded(part: Body) -> Any:
     """The value as TorchServe's `otf_message_handler` hands it over."""
-    kind = part.content_type or ""
+    kind = (part.content_type or "").split(";")[0]
     try:
         if kind == "application/json":
             return json.loads(part.data.decode())

@@ -62,6 +62,12 @@ def test_declared_latin_1() -> None:
     assert body("é", "text/plain; charset=latin-1") == "Ã©", "the two bytes were two letters"
 
 
+def test_the_charset_is_in_the_requests_own_header() -> None:
+    """TorchServe keeps `; charset=…` out of what it says of the body."""
+    headers = Headers({"body": {"content-type": "text/plain"}, "Content-Type": "text/plain; charset=latin-1"})
+    assert decode({"body": bytearray(b"\xe9")}, headers).body == "é"
+
+
 def test_a_byte_order_mark_is_no_part_of_a_text() -> None:
     assert body("\ufeffa", "text/plain") == "a"
 
@@ -92,7 +98,12 @@ def test_malformed_json() -> None:
     assert "text/plain" in error.message
     fault("malformed_json", lambda: body(bytearray(b"[" * 100_000), "application/json"))
     fault("malformed_json", lambda: body(bytearray(b"1" * 5000), "application/json"))
-    fault("malformed_json", lambda: body(bytearray(b""), "application/json"))
+
+
+def test_empty() -> None:
+    for kind in ("", "application/octet-stream", "application/json"):
+        fault("empty_body", lambda kind=kind: body(bytearray(b""), kind))
+    assert body("", "text/plain") == "", "a text may be empty"
 
 
 def test_undecodable() -> None:
@@ -121,6 +132,9 @@ def test_forms() -> None:
 
 def test_form_faults() -> None:
     assert "Content-Type: application/json" in fault("json_as_form", lambda: form({'{"text": "a"}': ""})).message
+    # TorchServe makes a form of no fields of a JSON text without "="
+    empty = Headers({"Content-Type": "application/x-www-form-urlencoded"})
+    fault("json_as_form", lambda: decode({}, empty))
     fault("missing_field", lambda: form({"txt": "a"}))
     fault("ambiguous_input", lambda: form({"data": "a", "text": "b"}))
     fault("empty_body", lambda: form({}))
