@@ -2,6 +2,9 @@
 
 import json
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -78,7 +81,6 @@ def build(
     ] = False,
 ) -> None:
     """Make a model archive that stock TorchServe serves, and prove that it loads and answers."""
-    signal.signal(signal.SIGTERM, _stop)
     final = model_store / f"{check_model_name(name)}.mar"
     check_version(version)
     if final.exists() and not force and not if_changed:
@@ -95,7 +97,7 @@ def build(
         handler=handler, requirements=requirements, convert=convert, trust_remote_code=trust_remote_code,
         response_timeout=response_timeout,
     )  # fmt: skip
-    with store.workspace(model_store, name) as work:
+    with _term_ends(), store.workspace(model_store, name) as work:
         with progress("Reading the model's files"):
             recipe = prepare(order, work)
             unchanged = if_changed and _same(final, recipe)
@@ -114,9 +116,21 @@ def build(
     console.print(f"sha256 {digest}", markup=False)
 
 
-def _stop(_signal: int, _frame: FrameType | None) -> None:
+@contextmanager
+def _term_ends() -> Iterator[None]:
     """TERM ends a build as Ctrl-C does: what it made is removed."""
-    raise SystemExit(143)
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _given(**options: Any) -> dict[str, Any]:
