@@ -53,14 +53,23 @@ fingerprint() {
         'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())'
 }
 
+# What pip is at, from its log.
+doing() {
+    if grep -q '^Installing collected packages' "$install_log"; then
+        echo "unpacking"
+    else
+        echo "downloading ($(grep -c '^Collecting ' "$install_log") packages so far)"
+    fi
+}
+
 # Wait for process $1 and show that it lives: on a terminal in place, elsewhere a line every 15 seconds.
 watch() {
     local seconds=0
     while kill -0 "$1" 2>/dev/null; do
         if [ -t 2 ]; then
-            printf '\r  installing … %d s ' "$seconds" >&2
+            printf '\r\033[K  installing … %d s, %s' "$seconds" "$(doing)" >&2
         elif [ $((seconds % 15)) -eq 14 ]; then
-            printf '  %d s: %s\n' "$((seconds + 1))" "$(tail -n 1 "$install_log" | cut -c 1-100)" >&2
+            printf '  installing … %d s, %s\n' "$((seconds + 1))" "$(doing)" >&2
         fi
         sleep 1
         seconds=$((seconds + 1))
@@ -77,7 +86,8 @@ environment() {
     done
     if [ -n "$extra" ]; then what=".[$extra]"; fi
     echo "installing into .venv (the first time this downloads torch and takes some minutes; log: $install_log)"
-    "$python" -m pip install --disable-pip-version-check --no-input --progress-bar off \
+    # Compiling all of torch takes longer than unpacking it; Python compiles what is used when it is used.
+    "$python" -m pip install --disable-pip-version-check --no-input --no-compile --progress-bar off \
         -c constraints.txt -e "$what" </dev/null >"$install_log" 2>&1 &
     pip=$!
     # A background process of a script ignores Ctrl-C by itself.

@@ -31,7 +31,9 @@ class Snapshot:
         values = {}
         for family in text_string_to_metric_families(exposition):
             for sample in family.samples:
-                values[(sample.name, tuple(sorted(sample.labels.items())))] = float(sample.value)
+                # The parser gives every counter's name the ending _total; our buckets are counters by type only.
+                name = sample.name.removesuffix("_total") if sample.name.endswith("_bucket_total") else sample.name
+                values[(name, tuple(sorted(sample.labels.items())))] = float(sample.value)
         return cls(values)
 
     def total(self, name: str, model: str) -> float:

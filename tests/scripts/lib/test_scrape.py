@@ -22,6 +22,7 @@ def exposition(model: str = "minilm", requests: float = 0, batches: float = 0, *
         f"batchserve_requests_total{{{labels}}} {requests}",
         "# TYPE batchserve_batches_total counter",
         f"batchserve_batches_total{{{labels}}} {batches}",
+        "# TYPE batchserve_batch_size_bucket counter",
     ]
     for name, value in more.items():
         kind, _, label = name.partition("__")
