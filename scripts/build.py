@@ -92,12 +92,17 @@ def build(
     )  # fmt: skip
     with progress(f"Finding {model}"):
         source = resolve(model, revision=revision)
+    if model_store.resolve().is_relative_to(source.directory.resolve()):
+        raise UserError(
+            f"the model store {model_store} lies inside the model's directory, and would become a part of the archive",
+            "name another one with --store",
+        )
     order = Order(
         source=source, name=name, version=version, task=task, max_tokens=max_tokens, overrides=overrides,
         handler=handler, requirements=requirements, convert=convert, trust_remote_code=trust_remote_code,
         response_timeout=response_timeout,
     )  # fmt: skip
-    with _term_ends(), store.workspace(model_store, name) as work:
+    with _term_ends(), _disk_errors(), store.workspace(model_store, name) as work:
         with progress("Reading the model's files"):
             recipe = prepare(order, work)
             unchanged = if_changed and _same(final, recipe)
@@ -133,6 +138,15 @@ def _term_ends() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    """A full disk, or a store that goes away, is the user's to mend."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"the archive can't be written: {error}", "nothing was put in place; see the disk") from error
+
+
 def _given(**options: Any) -> dict[str, Any]:
     return {key: value for key, value in options.items() if value is not None}
 
@@ -163,9 +177,10 @@ def _tell(recipe: Recipe) -> None:
 
 def _size(count: int) -> str:
     """Bytes for people."""
-    if count < 10_000:
-        return f"{count} bytes"
-    return f"{count / 1e6:.1f} MB" if count < 10**9 else f"{count / 1e9:.2f} GB"
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} bytes"
 
 
 def inspect(

@@ -10,6 +10,7 @@ import os
 import stat
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +33,8 @@ Content = Path | bytes
 _DATE = (1980, 1, 1, 0, 0, 0)
 _CREATED_ON = "01/01/1980 00:00:00"
 _CHUNK = 1 << 20
-_DAMAGE = (zipfile.BadZipFile, EOFError, NotImplementedError, UnicodeDecodeError, struct.error)
+#: What reading a damaged ZIP file raises; RuntimeError for members that claim to be encrypted or oddly compressed.
+DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, UnicodeDecodeError, struct.error)
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -63,19 +65,24 @@ class Archive:
     sizes: dict[str, int]
 
     @property
+    def _model(self) -> dict[str, Any]:
+        section = self.manifest.get("model")
+        return section if isinstance(section, dict) else {}
+
+    @property
     def name(self) -> str:
         """The model's name in the manifest ("" when it has none)."""
-        return str(self.manifest.get("model", {}).get("modelName", ""))
+        return str(self._model.get("modelName", ""))
 
     @property
     def version(self) -> str:
         """The exact version string that TorchServe looks settings up by ("" when the manifest has none)."""
-        return str(self.manifest.get("model", {}).get("modelVersion", ""))
+        return str(self._model.get("modelVersion", ""))
 
     @property
     def handler(self) -> str:
         """The manifest's handler, a module's name such as `handlers.embedding`."""
-        return str(self.manifest.get("model", {}).get("handler", ""))
+        return str(self._model.get("handler", ""))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -225,14 +232,14 @@ def opened(path: Path) -> Iterator[zipfile.ZipFile]:
         raise UserError(f"there is no archive {path}", "build one: batchserve build MODEL --name NAME") from error
     except IsADirectoryError as error:
         raise UserError(f"{path} is a directory, not an archive", "name a .mar file") from error
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise UserError(f"{path} is {_what_is_wrong(path, error)}", "build it again") from error
     except OSError as error:
         raise UserError(f"{path} can't be read: {error.strerror or error}") from error
     with archive:
         try:
             yield archive
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise UserError(f"{path} is {_what_is_wrong(path, error)}", "build it again") from error
 
 
@@ -296,14 +303,14 @@ def extract(path: Path, directory: Path) -> None:
             if stat.S_ISLNK(info.external_attr >> 16):
                 raise UserError(f"{path}: {name!a} is a symbolic link", "build it again")
             target = directory / name
-            if info.is_dir():
-                target.mkdir(parents=True, exist_ok=True)
-                continue
-            target.parent.mkdir(parents=True, exist_ok=True)
             try:
+                if info.is_dir():
+                    target.mkdir(parents=True, exist_ok=True)
+                    continue
+                target.parent.mkdir(parents=True, exist_ok=True)
                 with archive.open(info) as source, target.open("xb") as out:
                     _copy(source, out)
-            except FileExistsError as error:
+            except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
                 raise UserError(f"{path}: {name!a} is there twice", "build it again") from error
 
 

@@ -124,7 +124,9 @@ def read(
     _check_encoder(config, trust_remote_code)
     if around is None:
         around = Pipeline(prompts={"query": "", "document": ""})
-        notes.append("no modules.json: mean pooling, no normalisation, as sentence-transformers does it")
+        notes.append(
+            "no modules.json: mean pooling and no normalisation, as in sentence-transformers, unless options say else"
+        )
     own, most, more = _limits(files, around, config)
     notes += more
     if max_tokens is not None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
-from scripts.lib.archive import PROVENANCE, Member, opened, pack, read, sealed
+from scripts.lib.archive import DAMAGE, PROVENANCE, Member, opened, pack, read, sealed
 from scripts.lib.errors import UserError
 from scripts.lib.tree import check_name
 
@@ -70,7 +70,7 @@ def _hash(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> tuple[Member, str]
             while chunk := file.read(_CHUNK):
                 digest.update(chunk)
                 size += len(chunk)
-    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+    except (*DAMAGE, OSError) as error:
         return Member("", size), str(error) or "it ends early"
     return Member(digest.hexdigest(), size), ""
 

@@ -103,6 +103,10 @@ def prepare(order: Order, work: Path) -> Recipe:
     contents[archive.MANIFEST] = archive.manifest(
         order.name, order.version, module, requirements=order.requirements is not None
     )
+    if not all(name.isascii() for name in contents):
+        notes.append(
+            "some file names are not ASCII: TorchServe needs a UTF-8 locale (serve sets it; else LC_ALL=C.UTF-8)"
+        )
     members = archive.measure(contents)
     about = {
         "batchserve": _version(),

@@ -1,5 +1,6 @@
 """batchserve build and inspect, as a person at a terminal meets them."""
 
+import errno
 import json
 import os
 import re
@@ -167,13 +168,38 @@ def test_files_of_any_name_are_packed_or_refused(tmp_path: Path, minilm_like: Pa
         (model / name).parent.mkdir(exist_ok=True)
         (model / name).write_text("{}")
     (model / "linked.txt").symlink_to(model / "a, b.txt")
-    run("build", model, "--name", "m", "--store", tmp_path)
+    output = run("build", model, "--name", "m", "--store", tmp_path)
+    assert "LC_ALL=C.UTF-8" in output  # without it TorchServe 0.12.0 on Java 25 refuses to unpack such names
     sizes = archive.read(tmp_path / "m.mar").sizes
     for name in ("a, b.txt", "w[1].txt", "Größe.json", "x/config.json", "y/config.json", "linked.txt"):
         assert sizes[f"model/{name}"] == 2
     (model / "broken").symlink_to("nowhere")
     with pytest.raises(UserError, match="broken link"):
         run("build", model, "--name", "n", "--store", tmp_path)
+
+
+@pytest.mark.usefixtures("unverified")
+def test_a_store_inside_the_model_is_refused(
+    tmp_path: Path, minilm_like: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(minilm_like, tmp_path / "m")
+    monkeypatch.chdir(tmp_path / "m")
+    with pytest.raises(UserError, match="lies inside the model's directory"):
+        run("build", ".", "--name", "m")
+    assert not (tmp_path / "m" / "model_store").exists()
+
+
+@pytest.mark.usefixtures("unverified")
+def test_a_full_disk_is_said_and_leaves_nothing(
+    tmp_path: Path, minilm_like: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(archive, "write", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        run("build", minilm_like, "--name", "m", "--store", tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("unverified")

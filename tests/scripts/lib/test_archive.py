@@ -217,6 +217,23 @@ def test_any_flipped_byte_is_seen(data: st.DataObject) -> None:
 
 
 @given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_damaged_foreign_archive_never_ends_in_a_traceback(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        path = Path(temporary) / "m.mar"
+        make(path)
+        rewrite(path, {archive.PROVENANCE: None}, zipfile.ZIP_DEFLATED)
+        content = bytearray(path.read_bytes())
+        content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+        path.write_bytes(content)
+        _passes(path)
+        try:
+            archive.extract(path, Path(temporary) / "out")
+        except UserError as error:
+            assert str(path) in str(error) or "no path inside" in str(error) or "file name" in str(error)
+
+
+@given(st.data())
 @settings(max_examples=40, deadline=None)
 def test_any_truncation_is_seen(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as temporary:
@@ -304,6 +321,16 @@ def test_extraction_makes_no_links(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="symbolic link"):
         archive.extract(tmp_path / "m.mar", tmp_path / "out")
     assert "'model/link' is a symbolic link" in integrity.problems(tmp_path / "m.mar")
+
+
+@pytest.mark.parametrize("text", [b"[]", b"{", b'{"model": []}', b"{}", b"null"])
+def test_manifests_that_say_nothing(built: Path, text: bytes) -> None:
+    rewrite(built, {archive.MANIFEST: text})
+    try:
+        whole = archive.read(built)
+    except UserError:
+        return
+    assert (whole.name, whole.version, whole.handler) == ("", "", "")
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "-a", "ä", "a%2f", "x" * 101, "a.mar", "a\n"])
