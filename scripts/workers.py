@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from scripts.lib import archive, deployment, machine
+from scripts.lib.arrivals import Arrivals, arrivals, unknown
 from scripts.lib.connection import Connection, connect
 from scripts.lib.console import console, err_console, progress
 from scripts.lib.effective import Effective, Value, archive_config, differences, effective, health
@@ -131,13 +132,13 @@ def scale(
     """Change a model's number of workers and wait until they are ready.
 
     No request fails: before TorchServe kills a worker, the worker finishes what it runs and takes nothing new. A
-    handler that is not batchserve's cannot do that; then this waits for a moment when no request waits, and says so.
+    handler that is not batchserve's cannot do that; then this waits until no request comes for 2 seconds, and says so.
     """
     connection = connect(management, token, serving)
     model = connection.client.describe(name, version)
     before = len(model.workers)
     _warn_of_extremes(connection, workers)
-    scaler = Scaler(connection.client, name, model.model_version, timeout, _say)
+    scaler = _scaler(connection, name, model.model_version, timeout)
     with progress(f"scaling {name} {model.model_version} from {before} to {workers} workers"):
         model = scaler.to(workers, now=now)
     console.print(f"{name} {model.model_version}: {model.ready} workers are ready", markup=False)
@@ -268,7 +269,7 @@ def unregister(
     version: Annotated[str | None, typer.Option(help="Which version, when there are several.")] = None,
     now: Annotated[
         bool,
-        typer.Option("--now", help="Do not wait for an empty queue: what waits in it would never be answered."),
+        typer.Option("--now", help="Do not wait for the requests to end: those in the queue would never be answered."),
     ] = False,
     timeout: TimeoutOption = 60.0,
     management: ManagementOption = None,
@@ -278,7 +279,7 @@ def unregister(
     """Take a model off a server and end its workers.
 
     Stop sending first. TorchServe answers running requests with 500, later ones with 404, and those that wait in the
-    queue never: so this waits until the queue is empty.
+    queue never: so this waits until none has come for a second.
     """
     connection = connect(management, token, serving)
     versions = {model.model_version: model for model in connection.client.versions(name)}
@@ -295,11 +296,17 @@ def unregister(
         )
     with progress(f"unregistering {name} {chosen}"):
         if not now and chosen in versions:
-            Scaler(connection.client, name, chosen, timeout, _say).wait_quiet(
-                time.monotonic() + timeout, _QUIET_UNREGISTER
-            )
+            _scaler(connection, name, chosen, timeout).wait_quiet(time.monotonic() + timeout, _QUIET_UNREGISTER)
         connection.client.unregister(name, chosen)
     console.print(f"{name} {chosen} is unregistered", markup=False)
+
+
+def _scaler(connection: Connection, name: str, version: str, timeout: float) -> Scaler:
+    count: Arrivals = unknown
+    if connection.metrics is not None:
+        default = connection.client.describe(name).model_version == version
+        count = arrivals(connection.metrics, name, version, default)
+    return Scaler(connection.client, name, version, timeout, _say, count)
 
 
 def _say(line: str) -> None:

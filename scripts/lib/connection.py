@@ -18,11 +18,13 @@ class Connection:
         client: calls it.
         serving: the deployment it should be, None when there is no serving.yaml or another server was named.
         source: the file of `serving`.
+        metrics: its metrics URL, None where nothing here tells.
     """
 
     client: ManagementClient
     serving: Serving | None
     source: Path | None
+    metrics: str | None = None
 
     @property
     def store(self) -> Path | None:
@@ -60,12 +62,21 @@ def connect(management: str | None = None, token: str | None = None, serving: Pa
     if serving is None and declared is not None and not _same(client.url, _declared_url(declared)):
         source = declared = None
     key = token if token is not None else _local_key(client.url, servers)
-    return Connection(ManagementClient(client.url, key), declared, source)
+    return Connection(ManagementClient(client.url, key), declared, source, _metrics(client.url, declared, servers))
 
 
-def _declared_url(declared: Serving) -> str:
+def _declared_url(declared: Serving, port: int | None = None) -> str:
     host = declared.server.host
-    return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{declared.server.management_port}"
+    return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port or declared.server.management_port}"
+
+
+def _metrics(url: str, declared: Serving | None, servers: dict[Path, State]) -> str | None:
+    for state in servers.values():
+        if _same(state.management, url):
+            return state.metrics
+    if declared is not None and _same(url, _declared_url(declared)):
+        return _declared_url(declared, declared.server.metrics_port)
+    return None
 
 
 def _declared_runs(declared: Serving, servers: dict[Path, State]) -> bool:

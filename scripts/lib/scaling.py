@@ -3,8 +3,9 @@
 TorchServe scales down by killing the last workers of its list at once; in about half of the cases the clients of a
 running batch get 500 "Worker died." (otherwise it puts the batch back on the queue: two of its threads race). Nothing
 in its API shows whether a worker is busy. What does work is to make the workers that go step aside first:
-`handlers/parking.py` says how. A handler that does not know that can only be scaled down at a moment when its queue
-has been empty for a while, which is a good guess and no more.
+`handlers/parking.py` says how. A handler that does not know that can only be scaled down after a while in which no
+request came, which is a good guess and no more; an empty queue alone says little, since under moderate load every
+request finds a free worker.
 """
 
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from scripts.lib.arrivals import Arrivals, unknown
 from scripts.lib.errors import UserError
 from scripts.lib.management import ApiError, ManagementClient, Model
 
@@ -43,6 +45,7 @@ class Scaler:
         name, version: the model.
         timeout: seconds that one change may take altogether.
         report: called with a line whenever there is something new to say.
+        arrivals: how many requests have come so far, where the server's metrics tell.
     """
 
     client: ManagementClient
@@ -50,6 +53,7 @@ class Scaler:
     version: str
     timeout: float = 180.0
     report: Report = _silent
+    arrivals: Arrivals = unknown
     _parked: dict[int, float] = field(default_factory=dict)
 
     def to(self, workers: int, *, now: bool = False) -> Model:
@@ -104,22 +108,29 @@ class Scaler:
             time.sleep(TICK * 4)
 
     def wait_quiet(self, deadline: float, quiet: float = QUIET) -> None:
-        """Wait until no request has been seen waiting for `quiet` seconds; a running batch shows nowhere."""
+        """Wait until for `quiet` seconds no request has come and none has waited.
+
+        Batches that run longer than that show nowhere; and where the server's metrics do not tell of arrivals, nor do
+        requests that find a free worker at once.
+        """
         since = time.monotonic()
+        arrived = self.arrivals()
         told = False
         while time.monotonic() - since < quiet:
-            pending = self.describe().job_queue_status.pending_requests
-            if pending:
+            time.sleep(TICK)
+            pending, before = self.describe().job_queue_status.pending_requests, arrived
+            arrived = self.arrivals()
+            if pending or arrived != before:
                 since = time.monotonic()
                 if not told:
-                    self.report(f"waiting for an idle moment: {pending} requests are in the queue")
+                    self.report(f"waiting for {quiet:g} s without a request")
                     told = True
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"the queue of {self.name} was never empty for {quiet:g} s within {self.timeout:g} s",
-                    hint="send less, give --timeout more seconds, or accept failed requests: --now",
+                    f"requests for {self.name} {self.version} keep coming: it had no {quiet:g} s without one within"
+                    f" {self.timeout:g} s",
+                    hint="stop sending, give --timeout more seconds, or accept failed requests: --now",
                 )
-            time.sleep(TICK)
 
     def can_park(self, timeout: float) -> bool:
         """Whether the version's handler steps aside when asked. Waits for its turn in the queue, at most `timeout`."""
@@ -138,9 +149,10 @@ class Scaler:
     def _make_way(self, model: Model, workers: int, deadline: float) -> Model:
         """Have the last workers idle until they are killed; returns the model as it then is."""
         if not self.can_park(deadline - time.monotonic()):
+            blind = self.arrivals() is None
             self.report(
-                "this model's handler cannot hold a worker still, and TorchServe does not show which are busy: "
-                "a batch that runs at the moment of the kill may fail"
+                "this model's handler cannot hold a worker still, and TorchServe does not show which are busy: a batch"
+                f" that runs {'at the moment of the kill' if blind else f'for more than {QUIET:g} s'} may fail"
             )
             self.wait_quiet(deadline)
             return self.describe()
