@@ -9,7 +9,7 @@ import typer
 
 from scripts.lib import deployment
 from scripts.lib.addresses import check_ports
-from scripts.lib.console import console, progress
+from scripts.lib.console import console, err_console, progress
 from scripts.lib.errors import UserError
 from scripts.lib.properties import from_serving
 from scripts.lib.server import PROBE, StartError, TorchServe, stop_on_signals
@@ -51,7 +51,7 @@ def serve(
         try:
             with progress("starting TorchServe"):
                 server.start()
-                server.wait_ready(timeout, PROBE if probe else None)
+                server.wait_ready(timeout, PROBE if probe else None, _workers_loaded)
             for line in ready_lines(declared, server):
                 console.print(line, markup=False)
             status = server.wait()
@@ -60,6 +60,10 @@ def serve(
             console.print("stopping", markup=False)
         finally:
             server.stop(graceful=server.running)
+
+
+def _workers_loaded(loaded: int, wanted: int) -> None:
+    err_console.print(f"{loaded} of {wanted} workers have loaded their model", markup=False)
 
 
 def ready_lines(serving: Serving, server: TorchServe) -> list[str]:

@@ -8,15 +8,14 @@ temporary directory, since the path of a socket may have 107 bytes at most.
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import IO, Any, Self
 
 import psutil
@@ -26,6 +25,7 @@ from scripts.lib import properties as props
 from scripts.lib import supervisor
 from scripts.lib.addresses import REST, check_ports, client_url, free_ports
 from scripts.lib.errors import UserError
+from scripts.lib.interrupts import stop_on_signals
 from scripts.lib.java import find_java
 from scripts.lib.serverlog import ServerLog, startup_failure
 from scripts.lib.state import KEY_FILE, STATE_ROOT, Key, State, forget, lock, make_directory, read_key
@@ -36,6 +36,7 @@ LOG_CONFIG = props.REPOSITORY / "config" / "log4j2.xml"
 PROBE = b'{"text": "ready?"}'
 
 _POLL_S = 0.1
+_ASK_S = 2.0
 #: How long a worker that died may take to finish printing why.
 _LAST_WORDS_S = 0.6
 
@@ -134,12 +135,18 @@ class TorchServe:
             )
         self._write_state()
 
-    def wait_ready(self, timeout: float | None = None, probe: bytes | None = PROBE) -> None:
+    def wait_ready(
+        self,
+        timeout: float | None = None,
+        probe: bytes | None = PROBE,
+        report: Callable[[int, int], None] | None = None,
+    ) -> None:
         """Wait until every model of the properties has its workers READY and answers a request.
 
         Args:
             timeout: seconds; None: the object's own.
             probe: JSON body of the request; an answer below 500 counts. None: send none.
+            report: called with the workers that have loaded their model and all that should, whenever that changes.
 
         Raises:
             StartError: the server or a worker died, a model could not be loaded or answers the probe with a server
@@ -147,10 +154,19 @@ class TorchServe:
         """
         deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
         waiting = {name: versions for name, versions in props.models(self.properties).items() if versions}
+        wanted = sum(each.get("minWorkers", 1) for versions in waiting.values() for each in versions.values())
+        told, asked = 0, time.monotonic()
         while waiting:
             self._check_alive()
-            waiting = {name: versions for name, versions in waiting.items() if not self._loaded(name, versions)}
-            if time.monotonic() > deadline:
+            loaded, now = len(self._log.loaded), time.monotonic()
+            if report is not None and loaded != told:
+                report(loaded, wanted)
+                told = loaded
+            # The log says when it is worth asking; it may be elsewhere, so ask now and then anyway.
+            if loaded >= wanted or now - asked > _ASK_S:
+                asked = now
+                waiting = {name: versions for name, versions in waiting.items() if not self._loaded(name, versions)}
+            if now > deadline and waiting:
                 raise StartError(f"not ready in time: {', '.join(waiting)}", hint=self._log_hint())
             if waiting:
                 time.sleep(_POLL_S)
@@ -375,28 +391,6 @@ class TorchServe:
             with contextlib.suppress(OSError):
                 process.stdin.write(supervisor.KILL)
                 process.stdin.flush()
-
-
-@contextlib.contextmanager
-def stop_on_signals() -> Iterator[None]:
-    """Turn TERM and HUP into SystemExit and INT into KeyboardInterrupt inside the block, so that servers are stopped.
-
-    A HUP that is ignored stays ignored: that is what nohup asks for. INT is not: shells ignore it for commands in the
-    background, which then could not be interrupted at all.
-    """
-
-    def leave(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler)}
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
-            before[number] = signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _scratch_directory() -> Path:
