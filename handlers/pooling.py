@@ -72,7 +72,7 @@ class Dense(nn.Module):
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
         inside, outside = config["in_features"], config["out_features"]
         self.linear = nn.Linear(inside, outside, bias=config.get("bias", True))
-        self.activation = _activation(config.get("activation_function") or "torch.nn.Identity")
+        self.activation = _activation(config.get("activation_function", "torch.nn.Tanh"))
         self.use_residual = bool(config.get("use_residual"))
         self.residual: nn.Module = nn.Identity()
         if self.use_residual and inside != outside:

@@ -3,6 +3,7 @@
 import sys
 
 import typer
+from rich.text import Text
 
 from scripts.bench import bench
 from scripts.build import build, inspect
@@ -29,7 +30,7 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        err_console.print(f"[red]error:[/red] {error}" if err_console.is_terminal else f"error: {error}", markup=err_console.is_terminal)
+        err_console.print(Text.assemble(("error: ", "red"), str(error)))
         if error.hint:
             err_console.print(f"  {error.hint}", markup=False)
         sys.exit(1)

@@ -1,9 +1,11 @@
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sentence_transformers.base.modules import dense as oracles
 from sentence_transformers.sentence_transformer.modules.pooling import Pooling
 from torch import Tensor
 
@@ -81,6 +83,17 @@ def test_dense(tmp_path: Path) -> None:
     torch.testing.assert_close(layer(x), torch.tanh(layer.linear(x)))
     packed, layout, *_ = states([2, 3])
     assert Head(["mean"], [tmp_path])(packed, layout).shape == (2, 4)
+
+
+def test_a_dense_layer_without_an_activation_has_sentence_transformers_default(tmp_path: Path) -> None:
+    write_dense(tmp_path, 6, 4)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["activation_function"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    x = torch.randn(3, 6)
+    torch.testing.assert_close(
+        Dense(tmp_path)(x), oracles.Dense.load(str(tmp_path))({"sentence_embedding": x})["sentence_embedding"]
+    )
 
 
 def test_only_torchs_own_activations_are_loaded(tmp_path: Path) -> None:
