@@ -7,7 +7,6 @@ temporary directory, since the path of a socket may have 107 bytes at most.
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,18 @@ from scripts.lib.errors import UserError
 from scripts.lib.interrupts import stop_on_signals
 from scripts.lib.java import find_java
 from scripts.lib.serverlog import ServerLog, startup_failure
-from scripts.lib.state import KEY_FILE, STATE_ROOT, Key, State, forget, lock, make_directory, read_key
+from scripts.lib.state import (
+    KEY_FILE,
+    SCRATCH_NOTE,
+    STATE_ROOT,
+    Key,
+    State,
+    forget,
+    lock,
+    make_directory,
+    read_key,
+    sweep,
+)
 
 __all__ = ["StartError", "TorchServe", "Urls", "free_ports", "read_key", "stop_on_signals"]
 
@@ -98,7 +108,6 @@ class TorchServe:
         self._env = dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._log = ServerLog(self.work_dir / "logs" / "ts_log.log")
-        self._scratch: Path | None = None
         self._lock: IO[bytes] | None = None
 
     # Life cycle
@@ -119,8 +128,9 @@ class TorchServe:
         self._lock = lock(self.work_dir)
         forget(self.work_dir)
         self._log.skip()
+        sweep(self.work_dir)
         scratch = _scratch_directory()
-        self._scratch = scratch
+        (self.work_dir / SCRATCH_NOTE).write_text(str(scratch), encoding="utf-8", errors="surrogateescape")
         command = [sys.executable, "-I", supervisor.__file__, str(scratch), *self._command(java, scratch)]
         with (self.work_dir / "logs" / "console.log").open("wb") as console:
             self._process = subprocess.Popen(
@@ -202,8 +212,7 @@ class TorchServe:
                 with contextlib.suppress(OSError):
                     process.stdin.close()
             _kill_all(tree)
-            if self._scratch is not None:
-                shutil.rmtree(self._scratch, ignore_errors=True)
+            sweep(self.work_dir)
             forget(self.work_dir)
             held.close()
             self._process = self._lock = None

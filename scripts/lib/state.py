@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,6 +16,8 @@ from scripts.lib.errors import UserError
 
 STATE_ROOT = Path(".batchserve")
 KEY_FILE = "key_file.json"
+#: Holds the path of the server's scratch directory.
+SCRATCH_NOTE = "scratch"
 _STATE_FILE = "state.json"
 
 Key = Literal["inference", "management"]
@@ -95,6 +98,14 @@ def running(root: Path = STATE_ROOT) -> dict[Path, State]:
         if state.alive:
             found[path.parent] = state
     return found
+
+
+def sweep(directory: Path) -> None:
+    """Remove the scratch directory that a state directory's server made: at its end, or what a killed one left."""
+    note = directory / SCRATCH_NOTE
+    if note.exists():
+        shutil.rmtree(note.read_text(encoding="utf-8", errors="surrogateescape"), ignore_errors=True)
+        note.unlink()
 
 
 def read_key(path: Path, kind: Key) -> str:

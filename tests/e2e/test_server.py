@@ -16,6 +16,7 @@ import requests
 
 from scripts.lib.errors import UserError
 from scripts.lib.server import StartError, TorchServe
+from scripts.lib.state import sweep
 from tests.e2e.archives import EXITS, FAILS, IMPORTS, RAISES, SLOW, write_archive
 from tests.e2e.conftest import REPOSITORY, serving_mapping, start_server
 
@@ -200,6 +201,7 @@ def test_kill_9_of_any_of_them_leaves_no_process(tmp_path: Path, victim: str) ->
         words = owner.stdout.readline().split()
         assert words[0] == "ready"
         tree = [psutil.Process(int(pid)) for pid in words[1:]]
+        scratch = tree[0].environ()["TMPDIR"]
         supervisor = psutil.Process(owner.pid).children()[0]
         target = {"owner": owner.pid, "supervisor": supervisor.pid, "java": tree[0].pid}[victim]
         os.kill(target, signal.SIGKILL)
@@ -212,3 +214,6 @@ def test_kill_9_of_any_of_them_leaves_no_process(tmp_path: Path, victim: str) ->
         owner.wait()
         assert owner.stdout is not None
         owner.stdout.close()
+    # What nobody was left to remove, the next start removes.
+    sweep(server.work_dir)
+    assert not Path(scratch).exists()
