@@ -14,6 +14,8 @@ import pytest
 import requests
 
 from handlers import parking
+from scripts import workers
+from scripts.lib.arrivals import arrivals
 from scripts.lib.errors import UserError
 from scripts.lib.inference import InferenceClient
 from scripts.lib.management import ApiError, ManagementClient
@@ -82,8 +84,14 @@ def client(server: TorchServe) -> ManagementClient:
     return ManagementClient(server.urls.management, server.management_key)
 
 
+@pytest.fixture
+def where(server: TorchServe) -> dict[str, Any]:
+    """Options that lead a verb to the server."""
+    return {"management": server.urls.management, "token": server.management_key}
+
+
 def cli(server: TorchServe, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command against the server, from a directory that knows nothing of it."""
+    """Run a command against the server, as a person does."""
     assert server.management_key
     return subprocess.run(
         [*CLI, *arguments, "--management", server.urls.management, "--token", server.management_key],
@@ -123,16 +131,11 @@ class Load:
             thread.join()
 
 
-def lines() -> tuple[list[str], Any]:
-    said: list[str] = []
-    return said, said.append
-
-
 def test_scaling_down_and_up_under_load_fails_no_request(server: TorchServe, client: ManagementClient) -> None:
     with Load(server) as load:
-        for workers in (2, WORKERS, 1, WORKERS):
-            model = Scaler(client, "slow", "1.0", timeout=60).to(workers)
-            assert model.ready == len(model.workers) == workers
+        for count in (2, WORKERS, 1, WORKERS):
+            model = Scaler(client, "slow", "1.0", timeout=60).to(count)
+            assert model.ready == len(model.workers) == count
             time.sleep(0.5)
     assert set(load.answers) == {200}
     assert load.answers[200] > 50
@@ -142,7 +145,6 @@ def test_the_workers_that_are_left_are_the_first(client: ManagementClient) -> No
     before = client.describe("slow").workers
     after = Scaler(client, "slow", "1.0").to(2).workers
     assert [worker.pid for worker in after] == [worker.pid for worker in before[:2]]
-    Scaler(client, "slow", "1.0").to(WORKERS)
 
 
 def test_a_worker_that_is_not_killed_goes_back_to_work(
@@ -150,27 +152,37 @@ def test_a_worker_that_is_not_killed_goes_back_to_work(
 ) -> None:
     monkeypatch.setattr("scripts.lib.scaling.HOLD", 2.0)
     scaler = Scaler(client, "slow", "1.0")
-    pids = [worker.pid for worker in client.describe("slow").workers]
-    scaler._park(pids[2:], ready=WORKERS, timeout=10)
+    pids = [worker.pid for worker in scaler.to(WORKERS).workers]
+    while not scaler._parked:
+        scaler._park(pids[2:], ready=WORKERS, timeout=10)
     with Load(server) as load:
         time.sleep(2)
     assert set(load.answers) == {200}
     assert [worker.pid for worker in client.describe("slow").workers] == pids
 
 
-def test_a_handler_that_cannot_be_parked_is_scaled_when_its_queue_is_quiet(client: ManagementClient) -> None:
-    said, report = lines()
-    assert Scaler(client, "stubborn", "1.0", report=report).to(1).ready == 1
-    assert any("may fail" in line for line in said)
-    Scaler(client, "stubborn", "1.0").to(2)
+def stubborn(server: TorchServe, client: ManagementClient, timeout: float = 60.0) -> tuple[Scaler, list[str]]:
+    said: list[str] = []
+    count = arrivals(server.urls.metrics, "stubborn", "1.0", default=True)
+    return Scaler(client, "stubborn", "1.0", timeout, said.append, count), said
 
 
-def test_a_queue_that_is_never_quiet_is_an_error_and_kills_nothing(
+def test_a_handler_that_cannot_be_parked_is_scaled_when_no_request_comes(
+    server: TorchServe, client: ManagementClient
+) -> None:
+    scaler, said = stubborn(server, client)
+    assert scaler.to(1).ready == 1
+    assert any("runs for more than 2 s may fail" in line for line in said)
+    scaler.to(2)
+
+
+def test_requests_that_keep_coming_are_an_error_and_nothing_is_killed(
     server: TorchServe, client: ManagementClient
 ) -> None:
     pids = [worker.pid for worker in client.describe("stubborn").workers]
-    with Load(server, "stubborn", clients=12) as load, pytest.raises(UserError, match="never empty"):
-        Scaler(client, "stubborn", "1.0", timeout=4).to(1)
+    # Two clients, two workers: the queue is always empty.
+    with Load(server, "stubborn", clients=2) as load, pytest.raises(UserError, match="keep coming"):
+        stubborn(server, client, timeout=4)[0].to(1)
     assert set(load.answers) == {200}
     assert [worker.pid for worker in client.describe("stubborn").workers] == pids
 
@@ -187,69 +199,79 @@ def test_scale_on_the_command_line(server: TorchServe) -> None:
     done = cli(server, "scale", "slow", "2")
     assert (done.returncode, done.stdout) == (0, "slow 1.0: 2 workers are ready\n"), done.stderr
     assert "1 of 3 workers finish what they run" in done.stderr
-    assert cli(server, "scale", "slow", str(WORKERS)).returncode == 0
     missing = cli(server, "scale", "nothing", "2")
     assert missing.returncode == 1
     assert "no model nothing" in missing.stderr
 
 
-def test_status_names_sources(server: TorchServe, tmp_path: Path) -> None:
-    table = cli(server, "status")
-    assert table.returncode == 0
-    assert "3/3 ready" in table.stdout
+def test_status_names_sources_and_differences(
+    server: TorchServe, where: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     serving = Path(server.work_dir).parent / "serving.yaml"
-    done = cli(server, "status", "--serving", str(serving), "--json")
-    report = json.loads(done.stdout)
+    workers.scale("slow", WORKERS, serving=serving, **where)
+    capsys.readouterr()
+    workers.status(**where, serving=serving, as_json=True)
+    report = json.loads(capsys.readouterr().out)
     slow = next(model for model in report["models"] if model["name"] == "slow")
     assert report["warnings"] == []
     assert slow["batch_size"] == {"value": 2, "source": "config.properties"}
     assert slow["queue"] == {"value": 100, "source": "config.properties"}
     assert slow["workers"] == {"value": WORKERS, "source": "config.properties"}
-    cli(server, "scale", "slow", "2")
-    done = cli(server, "status", "--serving", str(serving))
-    assert "warning: slow: workers is 2 (REST), declared is 3" in done.stderr
-    cli(server, "scale", "slow", str(WORKERS))
+    workers.scale("slow", 2, serving=serving, **where)
+    workers.status(**where, serving=serving)
+    said = capsys.readouterr()
+    assert "2/2 ready (REST)" in said.out
+    assert "warning: slow: workers is 2 (REST), declared is 3" in said.err
 
 
-def test_register_and_unregister(server: TorchServe, client: ManagementClient) -> None:
-    done = cli(server, "register", "spare.mar", "--workers", "2", "--batch-size", "7", "--max-batch-delay", "9")
-    assert done.returncode == 0, done.stderr
-    assert "spare 3.0: 2 workers are ready, batches of at most 7 after 9 ms" in done.stdout
+def test_without_a_worker_requests_are_refused_at_once(
+    server: TorchServe, where: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    workers.scale("stubborn", 0, **where)
+    assert "every request gets 503" in capsys.readouterr().err
+    answer = InferenceClient(server.urls.inference, server.inference_key, timeout=5).predict("stubborn", b"{}")
+    assert answer.status == 503
+    workers.status(**where)
+    assert "stubborn 1.0 has no worker" in capsys.readouterr().err
+    workers.scale("stubborn", 1, **where)
+
+
+def test_register_and_unregister(
+    client: ManagementClient, where: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    workers.register(Path("spare.mar"), workers=1, batch_size=7, max_batch_delay=9, **where)
+    assert "spare 3.0: 1 workers are ready, batches of at most 7 after 9 ms" in capsys.readouterr().out
     model = client.describe("spare")
-    assert (model.batch_size, model.max_batch_delay, model.ready) == (7, 9, 2)
-    again = cli(server, "register", "spare.mar")
-    assert again.returncode == 1
-    assert "unregister it first" in again.stderr
-    done = cli(server, "unregister", "spare")
-    assert done.returncode == 0, done.stderr
+    assert (model.batch_size, model.max_batch_delay, model.ready) == (7, 9, 1)
+    with pytest.raises(ApiError) as caught:
+        workers.register(Path("spare.mar"), **where)
+    assert "unregister it first" in caught.value.hint
+    workers.unregister("spare", **where)
     assert "spare" not in {model.model_name for model in client.list_models()}
 
 
-def test_registering_what_is_not_there_or_does_not_start(server: TorchServe) -> None:
-    missing = cli(server, "register", "nothing.mar")
-    assert missing.returncode == 1
-    assert "nothing.mar" in missing.stderr
-    dies = cli(server, "register", "dies.mar", "--timeout", "60")
-    assert dies.returncode == 1
-    assert "dies" in dies.stderr
+def test_registering_what_is_not_there_or_does_not_start(where: dict[str, Any], client: ManagementClient) -> None:
+    with pytest.raises(UserError, match=r"nothing\.mar"):
+        workers.register(Path("nothing.mar"), **where)
+    with pytest.raises(UserError, match="dies"):
+        workers.register(Path("dies.mar"), timeout=60, **where)
+    assert "dies" not in {model.model_name for model in client.list_models()}
 
 
-def test_a_second_version_takes_over_under_load(server: TorchServe, client: ManagementClient) -> None:
+def test_a_second_version_takes_over_under_load(
+    server: TorchServe, client: ManagementClient, where: dict[str, Any]
+) -> None:
     with Load(server) as load:
-        done = cli(server, "register", "slow2.mar", "--name", "slow", "--workers", "2", "--default")
-        assert done.returncode == 0, done.stderr
+        workers.register(Path("slow2.mar"), name="slow", default=True, **where)
         assert client.describe("slow").model_version == "2.0"
         assert {model.model_version for model in client.versions("slow")} == {"1.0", "2.0"}
-        time.sleep(0.5)
-        assert "say which one" in cli(server, "unregister", "slow").stderr
-        assert "the default version" in cli(server, "unregister", "slow", "--version", "2.0").stderr
-        done = cli(server, "unregister", "slow", "--version", "1.0")
-        assert done.returncode == 0, done.stderr
+        with pytest.raises(UserError, match=r"versions 1\.0, 2\.0"):
+            workers.unregister("slow", **where)
+        with pytest.raises(UserError, match="the default version"):
+            workers.unregister("slow", version="2.0", **where)
+        time.sleep(1)
+        workers.unregister("slow", version="1.0", **where)
     assert set(load.answers) == {200}
-    # As it was
-    client.register("slow.mar", name="slow", workers=WORKERS, batch_size=2, max_batch_delay=2)
-    client.set_default("slow", "1.0")
-    client.unregister("slow", "2.0")
 
 
 def test_the_list_is_read_page_by_page(client: ManagementClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,12 +291,13 @@ def test_refusals_say_what_is_wrong(server: TorchServe, client: ManagementClient
         ManagementClient(server.urls.metrics, server.management_key).list_models()
 
 
-def test_the_inference_client(server: TorchServe) -> None:
+def test_the_inference_client(server: TorchServe, where: dict[str, Any]) -> None:
     client = InferenceClient(server.urls.inference, server.inference_key)
+    version = ManagementClient(where["management"], where["token"]).describe("slow").model_version
     assert client.ping()
     assert client.probe("slow")
     assert not client.probe("nothing")
-    answer = client.predict("slow", b"{}", version="1.0", path="v1/embeddings")
+    answer = client.predict("slow", b"{}", version=version, path="v1/embeddings")
     assert answer.status == 200
     assert json.loads(answer.body)["batch"] == 1
     with pytest.raises(UserError, match="token"):
