@@ -55,6 +55,7 @@ def answer_one(directory: Path, temporary: Path, *, seconds: float = SECONDS) ->
     Raises:
         UserError: it fails or takes too long.
     """
+    directory, temporary = directory.absolute(), temporary.absolute()  # the process has another current directory
     # -I: neither PYTHONPATH nor the current directory nor the user's site; -B: no caches
     command = [sys.executable, "-I", "-B", str(_SERVICE), str(directory)]
     environment = clean_environment(temporary) | {"HF_HUB_OFFLINE": "1"}

@@ -266,7 +266,9 @@ def test_a_build_that_is_stopped_leaves_no_archive(tmp_path: Path, minilm_like: 
     assert [path.name for path in store.iterdir()] == ["m.mar"]
 
 
-def test_the_readmes_handler_builds_and_answers(tmp_path: Path, minilm_like: Path) -> None:
+def test_the_readmes_handler_builds_and_answers(
+    tmp_path: Path, minilm_like: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The whole way, with README's example of a handler: markup must not change what is embedded."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     (example,) = [block for block in blocks if "(EmbeddingHandler)" in block]
@@ -274,7 +276,8 @@ def test_the_readmes_handler_builds_and_answers(tmp_path: Path, minilm_like: Pat
     handler.write_text(example)
     needs = tmp_path / "requirements.txt"
     needs.write_text("orjson\n")
-    run("build", minilm_like, "--name", "m", "--store", tmp_path, "--handler", handler, "--requirements", needs)
+    monkeypatch.chdir(tmp_path)  # a store by a relative path, as the default is
+    run("build", minilm_like, "--name", "m", "--store", ".", "--handler", handler, "--requirements", needs)
     whole = archive.read(tmp_path / "m.mar")
     assert whole.handler == "html_handler"
     assert whole.manifest["model"]["requirementsFile"] == "requirements.txt"
