@@ -26,7 +26,7 @@ _WORKSPACE = re.compile(r"\.(?P<name>.+)\.mar\.(?P<pid>\d+)\.[a-z0-9_]{8}\.tmp")
 
 @contextmanager
 def workspace(store: Path, name: str) -> Iterator[Path]:
-    """A private directory inside `store` for the build of NAME.mar, removed at the end.
+    """A private directory inside `store` for the build of NAME.mar, removed at the end; its path is absolute.
 
     What killed builds left in the store is removed first.
 
@@ -35,7 +35,7 @@ def workspace(store: Path, name: str) -> Iterator[Path]:
     """
     try:
         store.mkdir(parents=True, exist_ok=True)
-        directory = Path(tempfile.mkdtemp(prefix=f".{name}.mar.{os.getpid()}.", suffix=".tmp", dir=store))
+        directory = Path(tempfile.mkdtemp(prefix=f".{name}.mar.{os.getpid()}.", suffix=".tmp", dir=store.absolute()))
     except (FileExistsError, NotADirectoryError) as error:
         raise UserError(f"the model store {store} is not a directory", "name one with --store") from error
     except OSError as error:

@@ -48,14 +48,13 @@ def answer_one(directory: Path, temporary: Path, *, seconds: float = SECONDS) ->
     """Load an extracted archive in a clean process, send it one text, and return the process's report.
 
     Args:
-        directory: the extracted archive.
-        temporary: the process's current and temporary directory.
+        directory: the extracted archive, an absolute path.
+        temporary: the process's current and temporary directory, likewise.
         seconds: the most it may take.
 
     Raises:
         UserError: it fails or takes too long.
     """
-    directory, temporary = directory.absolute(), temporary.absolute()  # the process has another current directory
     # -I: neither PYTHONPATH nor the current directory nor the user's site; -B: no caches
     command = [sys.executable, "-I", "-B", str(_SERVICE), str(directory)]
     environment = clean_environment(temporary) | {"HF_HUB_OFFLINE": "1"}
