@@ -12,9 +12,9 @@ from scripts.lib import archive, machine
 from scripts.lib.benchmark import Measured, Settings, run
 from scripts.lib.console import console, progress
 from scripts.lib.errors import UserError
+from scripts.lib.interrupts import stop_on_signals
 from scripts.lib.recipe import Order, prepare
 from scripts.lib.report import Report, show, write_json
-from scripts.lib.server import stop_on_signals
 from scripts.lib.source import resolve
 from scripts.lib.targets import FULL_LOAD, judge
 from scripts.lib.workloads import WORKLOADS

@@ -1,6 +1,5 @@
 """`batchserve demo`: the whole path once, from the bundled model to batched answers. scripts/quickstart.sh runs it."""
 
-import asyncio
 import math
 import shlex
 import time
@@ -18,9 +17,10 @@ from scripts.lib.addresses import check_ports
 from scripts.lib.benchmark import cosine, measure_window
 from scripts.lib.console import console, progress
 from scripts.lib.errors import UserError
-from scripts.lib.load import Target
+from scripts.lib.interrupts import stop_on_signals
+from scripts.lib.load import Target, run
 from scripts.lib.scrape import BatchingWindow
-from scripts.lib.server import StartError, TorchServe, stop_on_signals
+from scripts.lib.server import StartError, TorchServe
 from scripts.lib.serving import DEFAULT_SERVING, Serving
 from scripts.lib.stats import summarize
 from scripts.lib.workloads import Body, Vocabulary, make_workload
@@ -109,7 +109,7 @@ def _samples(server: TorchServe) -> None:
         raise UserError("the unrelated sentence came out as the more similar one: these are not the model's vectors")
 
     console.print(f"{CLIENTS} clients, one text each, all at once", markup=False)
-    console.print(f"  {asyncio.run(_crowd(server))}", markup=False)
+    console.print(f"  {run(_crowd(server))}", markup=False)
     console.print("", markup=False)
 
 

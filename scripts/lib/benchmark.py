@@ -4,17 +4,17 @@ For each workload the order is offline, server, offline, server, …, offline; a
 texts/s with the mean of the two offline runs around it. The two never run at the same time.
 """
 
-import asyncio
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import requests
 
-from scripts.lib import properties
+from scripts.lib import load, properties
 from scripts.lib.addresses import free_ports
 from scripts.lib.archive import Archive, extract, read
 from scripts.lib.errors import UserError
@@ -33,7 +33,7 @@ from scripts.lib.workloads import BLOCK, LIST_ITEMS, Body, Vocabulary, Workload,
 POOL_REQUESTS = 1000
 # The yardstick's rate doesn't depend on how many texts there are beyond this; whole blocks keep the mixture.
 OFFLINE_TEXTS = 16 * BLOCK
-SINGLE_TEXTS = 50
+SINGLE_TEXTS = 30
 LISTS_LEAST = 16
 AGREEMENT_TEXTS = 16
 
@@ -191,7 +191,7 @@ class _Run:
         rates: list[float] = []
         plan = list(self._plan(pool))
         windows: dict[tuple[int, int], list[tuple[int, LoadResult, BatchingWindow, int]]] = {key: [] for key in plan}
-        single: SingleText | None = None
+        singles: list[SingleText] = []
 
         def yardstick() -> None:
             with self.progress(f"{pool.name} {self.dtype}: offline, {len(texts)} texts"):
@@ -199,9 +199,9 @@ class _Run:
 
         for number in range(self.settings.rounds):
             yardstick()
-            if single is None and pool.name != "lists":
+            if pool.name != "lists":
                 with self.progress(f"{pool.name} {self.dtype}: offline, one text at a time"):
-                    single = self.offline.single(texts[:SINGLE_TEXTS])
+                    singles.append(self.offline.single(texts[:SINGLE_TEXTS]))
             for size, clients in plan:
                 label = f"{pool.name} {self.dtype}: {clients} clients, batch size {size}"
                 with self.progress(f"{label}, round {number + 1} of {self.settings.rounds}"):
@@ -222,12 +222,14 @@ class _Run:
             )
             peak = max(peak for *_, peak in measured)
             points.append(Point(pool.name, clients, self.dtype, size, rounds, peak))
-        return points, OfflineRun(pool.name, self.dtype, self.offline.threads, len(texts), tuple(rates), single)
+        return points, OfflineRun(
+            pool.name, self.dtype, self.offline.threads, len(texts), tuple(rates), _median(singles)
+        )
 
     def _window(self, server: TorchServe, pool: Workload, clients: int) -> tuple[LoadResult, BatchingWindow, int]:
         """One measured window: samples, the server's counters over it, and its peak memory in bytes."""
         with PeakMemory(server.processes) as memory:
-            result, batching = asyncio.run(
+            result, batching = load.run(
                 measure_window(
                     Target(f"{server.urls.inference}/predictions/{self.model}", server.headers()),
                     f"{server.urls.metrics}/metrics",
@@ -255,8 +257,14 @@ class _Run:
         return min(cosine(one, other) for one, other in zip(served, self.offline.vectors(texts), strict=True))
 
 
+def _median(singles: Sequence[SingleText]) -> SingleText | None:
+    if not singles:
+        return None
+    return SingleText(median(one.forward_ms for one in singles), median(one.encode_ms for one in singles))
+
+
 async def measure_window(
-    target: Target, metrics_url: str, model: str, bodies: Sequence[Body], **load: Any
+    target: Target, metrics_url: str, model: str, bodies: Sequence[Body], **options: Any
 ) -> tuple[LoadResult, BatchingWindow]:
     """Run a closed loop and read the server's counters over exactly its measured window.
 
@@ -265,7 +273,7 @@ async def measure_window(
         metrics_url: the server's Prometheus metrics.
         model: whose counters to read.
         bodies: what to send.
-        load: further arguments of `closed_loop`, but for `before`.
+        options: further arguments of `closed_loop`, but for `before`.
     """
     start = Snapshot()
 
@@ -273,7 +281,7 @@ async def measure_window(
         nonlocal start
         start = await settled(metrics_url, model)
 
-    result = await closed_loop(target, bodies, before=before, **load)
+    result = await closed_loop(target, bodies, before=before, **options)
     answered = sum(sample.ok for sample in result.samples)
     end = await settled(metrics_url, model, start.total("batchserve_requests_total", model) + answered)
     return result, window(start, end, model)

@@ -7,9 +7,12 @@ in an open loop it is the scheduled time, so that a stalled server can't hide it
 
 import asyncio
 import itertools
+import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -82,6 +85,7 @@ class LoadResult:
         return self.loop_share > BOTTLENECK_SHARE
 
 
+T = TypeVar("T")
 Hook = Callable[[], Awaitable[None]]
 OnSample = Callable[[Sample], None]
 
@@ -147,6 +151,43 @@ async def closed_loop(
             (time.process_time() - cpu) / wall,
             (time.thread_time() - loop) / wall,
         )
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """`asyncio.run` from the main thread, in which TERM and HUP end the work as surely as Ctrl-C does.
+
+    A handler that raises, as that of `stop_on_signals` does, may be called in the middle of the HTTP library's parser,
+    which takes any exception for a broken answer. So the signal only cancels the work, and the handler that was there
+    is called afterwards.
+    """
+    received: list[int] = []
+
+    async def cancellable() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def cancel(number: int, _frame: FrameType | None) -> None:
+            received.append(number)
+            loop.call_soon_threadsafe(task.cancel)
+
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+        raising = {number: handler for number, handler in before.items() if callable(handler)}
+        for number in raising:
+            signal.signal(number, cancel)
+        try:
+            return await work
+        finally:
+            for number, handler in raising.items():
+                signal.signal(number, handler)
+
+    try:
+        return asyncio.run(cancellable())
+    except asyncio.CancelledError:
+        for number in received:
+            handler = signal.getsignal(number)
+            if callable(handler):
+                handler(number, None)
+        raise
 
 
 class _Sender:

@@ -71,6 +71,8 @@ class Offline:
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
+            # Ctrl-C in the terminal is for the parent, which ends this process.
+            start_new_session=True,
         )
         try:
             self._answer()

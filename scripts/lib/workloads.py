@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 # measurements over different counts of texts then compare like with like.
 BLOCK = 100
 LIST_ITEMS = 32
+LEAST_WORDS = 10
 SHORT_RANGE = (5, 25)
 MIXED_SHORT_RANGE = (5, 30)
 MIXED_LONG_RANGE = (200, 256)
@@ -67,8 +68,8 @@ class Vocabulary:
         self._tokenizer = tokenizer
         self.special_tokens = len(tokenizer.encode("").ids)
         self.words = self._whole_words()
-        if len(self.words) < 50:
-            raise ValueError(f"only {len(self.words)} whole words in the tokenizer's vocabulary; 50 are needed")
+        if len(self.words) < LEAST_WORDS:
+            raise ValueError(f"only {len(self.words)} whole words in the tokenizer's vocabulary: {LEAST_WORDS} needed")
 
     @classmethod
     def load(cls, model_directory: Path) -> "Vocabulary":

@@ -108,7 +108,7 @@ def test_server_and_yardstick_take_turns_and_ratios_use_the_neighbours(monkeypat
     points, yardstick = run._workload(pool)
 
     turn = ["1 clients, batch size 32", "64 clients, batch size 32", "64 clients, batch size 1"]
-    assert events == ["offline", "single", *turn, "offline", *turn, "offline"]
+    assert events == ["offline", "single", *turn, "offline", "single", *turn, "offline"]
     assert yardstick.texts_per_s == (10, 20, 40)
     assert [(point.clients, point.batch_size) for point in points] == [(1, 32), (64, 32), (64, 1)]
     for point in points:

@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import os
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -10,7 +12,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from scripts.lib.load import NO_ANSWER, LoadResult, Sample, Target, closed_loop
+from scripts.lib.interrupts import stop_on_signals
+from scripts.lib.load import NO_ANSWER, LoadResult, Sample, Target, closed_loop, run
 from scripts.lib.stats import summarize
 from scripts.lib.workloads import Body
 
@@ -159,6 +162,32 @@ def test_a_cancel_ends_every_client() -> None:
     sent_afterwards, tasks_left = asyncio.run(scenario())
     assert sent_afterwards == 0
     assert tasks_left <= 1  # the fake's own housekeeping
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_load_and_then_does_what_it_is_meant_to(number: int) -> None:
+    async def scenario() -> None:
+        async with Fake().running() as fake:
+            asyncio.get_running_loop().call_later(0.3, os.kill, os.getpid(), number)
+            await closed_loop(Target(fake.url), BODIES, clients=6, duration_s=60)
+
+    with stop_on_signals():
+        handler = signal.getsignal(number)
+        with pytest.raises(SystemExit) as ended:
+            run(scenario())
+        assert ended.value.code == 128 + number
+        assert signal.getsignal(number) == handler
+
+
+def test_without_a_signal_run_is_asyncio_run() -> None:
+    async def scenario(fail: bool) -> int:
+        if fail:
+            raise RuntimeError("no")
+        return 5
+
+    assert run(scenario(False)) == 5
+    with pytest.raises(RuntimeError, match="no"):
+        run(scenario(True))
 
 
 def test_a_failure_in_the_callback_is_not_swallowed() -> None:
