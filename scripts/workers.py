@@ -7,19 +7,26 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from scripts.lib import archive, deployment, machine
 from scripts.lib.arrivals import Arrivals, arrivals, unknown
 from scripts.lib.connection import Connection, connect
 from scripts.lib.console import console, err_console, progress
-from scripts.lib.effective import Effective, Value, archive_config, differences, effective, health
+from scripts.lib.effective import Effective, Source, Value, archive_config, differences, effective, health
 from scripts.lib.errors import UserError
 from scripts.lib.management import Model
 from scripts.lib.scaling import Scaler
 from scripts.lib.serving import ServedModel, is_loopback
 
-_QUIET_UNREGISTER = 1.0  # seconds of empty queue before a model is unregistered
+_QUIET_UNREGISTER = 1.0  # seconds without a request before a model is unregistered
+_WIDE = 1000  # characters: as wide as any table gets
+_LEGEND = (
+    "archive: its model-config.yaml; config: config.properties, as serving.yaml declares; REST: said at registration"
+    " or by scaling; default: TorchServe's"
+)
 
 ManagementOption = Annotated[
     str | None,
@@ -54,8 +61,7 @@ def status(
 ) -> None:
     """Show what a server runs, where each value came from, and where that differs from serving.yaml.
 
-    Sources: `archive` is its model-config.yaml; `config.properties` is what serving.yaml declares; `REST` was said at
-    registration or by scaling; `default` is TorchServe's. They are inferred, for TorchServe tells only values.
+    Workers are ready/wanted, the queue is waiting/room. Sources are inferred, for TorchServe tells only values.
     """
     connection = connect(management, token, serving)
     running = survey(connection)
@@ -76,7 +82,10 @@ def status(
         )
         return
     if running:
-        console.print(_table(running))
+        table = _table(running)
+        # A narrow terminal folds cells; a pipe gets whole lines.
+        (console if console.is_terminal else Console(file=console.file, width=_WIDE)).print(table)
+        console.print(_LEGEND, style="dim", markup=False)
     else:
         console.print(f"{connection.client.url} runs no models", markup=False)
     for warning in warnings:
@@ -99,20 +108,20 @@ def survey(connection: Connection) -> list[Effective]:
 def _table(running: list[Effective]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("model", "version", "workers", "batch size", "delay", "queue"):
-        table.add_column(heading, no_wrap=True)
+        table.add_column(heading, overflow="fold")
 
     def sourced(text: str, value: Value) -> str:
-        return f"{text} [dim]({value.source})[/dim]"
+        return f"{text} [dim]({'config' if value.source is Source.PROPERTIES else value.source})[/dim]"
 
     for one in running:
         several = sum(other.name == one.name for other in running) > 1
         table.add_row(
-            one.name,
-            f"{one.version} (default)" if several and one.default else one.version,
+            escape(one.name),
+            escape(f"{one.version} (default)" if several and one.default else one.version),
             sourced(f"{one.ready}/{one.workers.value} ready", one.workers),
             sourced(str(one.batch_size.value), one.batch_size),
             sourced(f"{one.max_batch_delay.value} ms", one.max_batch_delay),
-            sourced(f"{one.pending} of {one.queue.value} waiting", one.queue),
+            sourced(f"{one.pending}/{one.queue.value}", one.queue),
         )
     return table
 
@@ -139,9 +148,9 @@ def scale(
     before = len(model.workers)
     _warn_of_extremes(connection, workers)
     scaler = _scaler(connection, name, model.model_version, timeout)
-    with progress(f"scaling {name} {model.model_version} from {before} to {workers} workers"):
+    with progress(f"scaling {name} {model.model_version} from {before} to {_workers(workers)}"):
         model = scaler.to(workers, now=now)
-    console.print(f"{name} {model.model_version}: {model.ready} workers are ready", markup=False)
+    console.print(f"{name} {model.model_version}: {_ready(model)}", markup=False)
     pending = model.job_queue_status.pending_requests
     if workers == 0 and pending:
         err_console.print(
@@ -191,8 +200,10 @@ def register(
     found = _check_archive(connection, path, wanted, declared=entry_name is not None)
     label = name or entry_name or (found.name if found else "") or path.stem
     client = connection.client
-    with progress(f"registering {label} {found.version if found else ''}".rstrip() + f" with {wanted.workers} workers"):
-        said = client.register(
+    with progress(
+        f"registering {label} {found.version if found else ''}".rstrip() + f" with {_workers(wanted.workers)}"
+    ):
+        client.register(
             path.name,
             name=label,
             workers=wanted.workers,
@@ -206,11 +217,8 @@ def register(
     model = Scaler(client, label, model.model_version, timeout, _say).wait_ready(
         max(model.min_workers, 1), time.monotonic() + timeout
     )
-    console.print(
-        f"{label} {model.model_version}: {model.ready} workers are ready, batches of at most {model.batch_size} after"
-        f" {model.max_batch_delay} ms" if model.ready else said,
-        markup=False,
-    )  # fmt: skip
+    batches = f"batches of at most {model.batch_size} after {model.max_batch_delay} ms"
+    console.print(f"{label} {model.model_version}: {_ready(model)}, {batches}", markup=False)
     for key, value in {
         "workers": model.ready,
         "batch_size": model.batch_size,
@@ -307,6 +315,14 @@ def _scaler(connection: Connection, name: str, version: str, timeout: float) -> 
         default = connection.client.describe(name).model_version == version
         count = arrivals(connection.metrics, name, version, default)
     return Scaler(connection.client, name, version, timeout, _say, count)
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker" if count == 1 else f"{count} workers"
+
+
+def _ready(model: Model) -> str:
+    return f"{_workers(model.ready)} {'is' if model.ready == 1 else 'are'} ready"
 
 
 def _say(line: str) -> None:

@@ -240,7 +240,7 @@ def test_register_and_unregister(
     client: ManagementClient, where: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     workers.register(Path("spare.mar"), workers=1, batch_size=7, max_batch_delay=9, **where)
-    assert "spare 3.0: 1 workers are ready, batches of at most 7 after 9 ms" in capsys.readouterr().out
+    assert "spare 3.0: 1 worker is ready, batches of at most 7 after 9 ms" in capsys.readouterr().out
     model = client.describe("spare")
     assert (model.batch_size, model.max_batch_delay, model.ready) == (7, 9, 1)
     with pytest.raises(ApiError) as caught:
