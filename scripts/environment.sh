@@ -91,7 +91,7 @@ environment() {
         -c constraints.txt -e "$what" </dev/null >"$install_log" 2>&1 &
     pip=$!
     # A background process of a script ignores Ctrl-C by itself.
-    trap 'kill "$pip" 2>/dev/null; wait "$pip" 2>/dev/null; exit 130' INT TERM HUP
+    trap 'kill "$pip" 2>/dev/null || true; wait "$pip" 2>/dev/null || true; exit 130' INT TERM HUP
     watch "$pip"
     if ! wait "$pip"; then
         tail -n 20 "$install_log" >&2
