@@ -11,6 +11,7 @@ Where to look:
     runner               runs micro-batches: halves on failure, repairs non-finite rows, restores the order
     model, attention     load, place, check and time the network; attention without padding
     pooling              token states → one vector per text
+    options, parking     checks of request options; stepping aside before a worker is scaled away
     config, errors       the `handler:` section; what can be wrong with a request
     metrics, threads     the one list of metric names; the worker's share of the machine's cores
 

@@ -17,10 +17,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from ts.handler_utils.utils import send_intermediate_predict_response
 from ts.metrics.metric_type_enum import MetricTypes
 from ts.torch_handler.base_handler import BaseHandler
 
-from handlers import batching, decoding, protocol, runner
+from handlers import batching, decoding, parking, protocol, runner
 from handlers.config import HandlerConfig
 from handlers.errors import ModelFailure, Overloaded, RequestError, TooLarge
 from handlers.metrics import ERRORS, Metrics
@@ -275,7 +276,7 @@ class TransformerHandler(BaseHandler):
     def _answer(self, index: int, slot: Slot) -> bytes:
         self.context.set_response_content_type(index, "application/json")
         if slot.request is None and slot.error is None:
-            return protocol.dumps(self.card())
+            return self._describe(index)
         if slot.error is None and slot.request is not None:
             try:
                 return self._rendered(index, slot.request, slot)
@@ -290,6 +291,17 @@ class TransformerHandler(BaseHandler):
         if isinstance(failure, Overloaded):
             self.context.set_response_header(index, "Retry-After", "1")
         return protocol.error_answer(failure, openai=slot.openai)
+
+    def _describe(self, index: int) -> bytes:
+        """The card; a worker that is named in the request's headers answers and then holds still until it is killed."""
+        headers = decoding.Headers(self.context.get_all_request_header(index) or {})
+        alone = len(self.context.request_ids) == 1
+        seconds = parking.seconds(headers) if alone else 0.0
+        body = protocol.dumps({**self.card(), "worker": parking.worker(parked=seconds > 0)})
+        if seconds:
+            send_intermediate_predict_response([body], self.context.request_ids, "parked", 200, self.context)
+            parking.hold(seconds)
+        return body
 
     def _rendered(self, index: int, request: Request, slot: Slot) -> bytes:
         rows = []

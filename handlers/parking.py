@@ -6,8 +6,9 @@ as unfinished gets no other work. So `batchserve scale` sends describe requests 
 that is named answers at once, marked so, and then holds still until it is killed, with no request but that one in its
 hands. When no kill comes it goes back to work after the seconds it was told.
 
-An inference client may send the same headers, which buys it nothing: they are looked at only where a describe request
-has the batch for itself, and hold a worker no longer than a large request would.
+An inference client may send the same headers, which buys it little: they are looked at only where a describe request
+has the batch for itself, must name the worker's process id, which only the management API tells, and hold a worker no
+longer than a large request would.
 """
 
 import os
@@ -21,11 +22,13 @@ PARK_HEADER = "x-batchserve-park"
 HOLD_HEADER = "x-batchserve-hold"
 
 LONGEST = 30.0  # seconds
+MOST_NAMED = 64  # process ids: a client that does not know ours cannot name them all
 
 
 def seconds(headers: Mapping[str, Any]) -> float:
     """For how long this worker is asked to hold still; 0.0 when it is not named or the headers make no sense."""
-    if str(os.getpid()) not in str(headers.get(PARK_HEADER) or "").split(","):
+    named = str(headers.get(PARK_HEADER) or "").split(",")
+    if len(named) > MOST_NAMED or str(os.getpid()) not in named:
         return 0.0
     try:
         wanted = float(headers.get(HOLD_HEADER) or LONGEST)
@@ -35,8 +38,8 @@ def seconds(headers: Mapping[str, Any]) -> float:
 
 
 def worker(parked: bool) -> dict[str, Any]:
-    """What a describe answer says under the key `worker`: who answers, and whether it now holds still."""
-    return {"pid": os.getpid(), "parked": parked}
+    """What a describe answer says under the key `worker`: whether it now holds still, and if so, who it is."""
+    return {"pid": os.getpid() if parked else 0, "parked": parked}
 
 
 def hold(duration: float) -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -347,6 +348,37 @@ def test_the_model_describes_itself(served: Served) -> None:
     answer = service._answers(bytes(served.service.predict(batch)))[0]
     card = answer.json()
     assert (card["task"], card["dimensions"], card["attention"], card["max_tokens"]) == ("embedding", 32, "packed", 48)
+
+
+def described(served: Served, **headers: str) -> tuple[Any, list[Answer]]:
+    """A describe request's card, and what went out at once beside it."""
+    from scripts.lib import service
+
+    sent: list[bytes] = []
+
+    class Socket:
+        def sendall(self, message: bytes) -> None:
+            sent.append(bytes(message))
+
+    request = service._request([])
+    request["headers"] = [{"name": k.encode(), "value": v.encode()} for k, v in {"describe": "True", **headers}.items()]
+    served.service.set_cl_socket(Socket())
+    answer = service._answers(bytes(served.service.predict([request])))[0]
+    return answer.json(), [each for message in sent for each in service._answers(message)]
+
+
+def test_a_named_worker_steps_aside(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[float] = []
+    monkeypatch.setattr("handlers.parking.hold", held.append)
+    card, early = described(served, **{"x-batchserve-park": f"1,{os.getpid()}", "x-batchserve-hold": "7"})
+    assert held == [7.0]
+    assert card["worker"] == early[0].json()["worker"] == {"pid": os.getpid(), "parked": True}
+    assert early[0].headers["ts_stream_next"] == "true", "TorchServe gives it nothing else meanwhile"
+    for headers in ({}, {"x-batchserve-park": "1,2"}, {"x-batchserve-park": ",".join(map(str, range(1, 40_000)))}):
+        card, early = described(served, **headers)
+        assert card["worker"] == {"pid": 0, "parked": False}, "who it is, is for the management API to tell"
+        assert early == []
+    assert held == [7.0]
 
 
 def test_nothing_a_client_sent_is_logged(served: Served, caplog: pytest.LogCaptureFixture) -> None:

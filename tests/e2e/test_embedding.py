@@ -18,7 +18,9 @@ from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
 from scripts.lib import archive
+from scripts.lib.management import ManagementClient
 from scripts.lib.recipe import Order, prepare
+from scripts.lib.scaling import Scaler
 from scripts.lib.scrape import Snapshot
 from scripts.lib.server import TorchServe
 from scripts.lib.source import resolve
@@ -222,6 +224,35 @@ def test_the_model_describes_itself(server: TorchServe) -> None:
     card = described["customizedMetadata"]
     card = json.loads(card) if isinstance(card, str) else card
     assert (card["dimensions"], card["attention"]) == (384, "packed")
+
+
+def test_scaling_loses_no_request(server: TorchServe, oracle: SentenceTransformer) -> None:
+    """2 → 1 → 2 workers while 8 clients keep asking."""
+    expected = oracle.encode(TEXT)
+    done = threading.Event()
+    answered = [0] * 8
+
+    def client(number: int) -> None:
+        while not done.is_set():
+            answer = post(server, json={"text": TEXT})
+            assert answer.status_code == 200, answer.text
+            close(answer.json()["embedding"], expected)
+            answered[number] += 1
+
+    scaler = Scaler(ManagementClient(server.urls.management, server.management_key), "minilm", "1.0")
+    with ThreadPoolExecutor(8) as pool:
+        clients = [pool.submit(client, number) for number in range(8)]
+        try:
+            for workers in (1, 2):
+                time.sleep(1)
+                scaler.to(workers)
+                assert len(server.describe("minilm")["workers"]) == workers
+            time.sleep(1)
+        finally:
+            done.set()
+        for each in clients:
+            each.result()
+    assert min(answered) > 3
 
 
 def test_no_text_in_any_log(server: TorchServe) -> None:
