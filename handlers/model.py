@@ -82,6 +82,8 @@ class Model:
         bf16 = not on_gpu or torch.cuda.is_bf16_supported()
         name = resolve_dtype(config.dtype, self.device.type, described.model_type, bf16_on_device=bf16)
         self.dtype: torch.dtype = getattr(torch, name)
+        if not on_gpu and self.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            logger.warning("This CPU has no bfloat16 instructions: bfloat16 is slower here than float32")
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=trust)
         self.tokens = Tokens(
             tokenizer, config.max_tokens, lower_case=config.lower_case, include_prompt=config.include_prompt

@@ -1,13 +1,24 @@
 """What the commands print: one console each for answers and for everything else."""
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 
-console = Console(soft_wrap=True, highlight=False)
-err_console = Console(stderr=True, soft_wrap=True, highlight=False)
+WIDE = 180  # columns where nobody's terminal sets a limit: a table in a log must not lose its figures
+
+
+def _console(*, stderr: bool = False) -> Console:
+    made = Console(stderr=stderr, soft_wrap=True, highlight=False)
+    if not made.is_terminal and "COLUMNS" not in os.environ:
+        made.width = WIDE
+    return made
+
+
+console = _console()
+err_console = _console(stderr=True)
 
 
 @contextmanager
