@@ -86,7 +86,11 @@ class Model:
             logger.warning("This CPU has no bfloat16 instructions: bfloat16 is slower here than float32")
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=trust)
         self.tokens = Tokens(
-            tokenizer, config.max_tokens, lower_case=config.lower_case, include_prompt=config.include_prompt
+            tokenizer,
+            config.max_tokens,
+            lower_case=config.lower_case,
+            include_prompt=config.include_prompt,
+            rows=getattr(described, "vocab_size", None),
         )
         net: Any = AutoModel.from_pretrained(
             directory, dtype=self.dtype, local_files_only=True, use_safetensors=True, trust_remote_code=trust

@@ -54,13 +54,22 @@ class Tokens:
         max_tokens: longest encoding in tokens, special tokens counted.
         lower_case: lower-case before the tokenizer's own normaliser, as sentence-transformers' `do_lower_case`.
         include_prompt: whether pooling counts a prompt's tokens.
+        rows: rows of the model's embedding table, where a tokenizer may know more ids than the model has.
     """
 
-    def __init__(self, tokenizer: Any, max_tokens: int, *, lower_case: bool = False, include_prompt: bool = True):
+    def __init__(
+        self,
+        tokenizer: Any,
+        max_tokens: int,
+        *,
+        lower_case: bool = False,
+        include_prompt: bool = True,
+        rows: int | None = None,
+    ) -> None:
         self.max_tokens = max_tokens
         self.include_prompt = include_prompt
         self.pad_id = tokenizer.pad_token_id or 0
-        self.vocabulary = len(tokenizer)
+        self.vocabulary = min(len(tokenizer), rows or len(tokenizer))
         self.special = set(tokenizer.all_special_ids)
         self._left = tokenizer.truncation_side == "left"
         self._backend = tokenizer.backend_tokenizer

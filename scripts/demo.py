@@ -55,7 +55,7 @@ def demo(
     version = declared.models[MODEL].version
 
     _say("build", SOURCE, "--name", name, "--version", version, "--store", str(store), "--if-changed")
-    build(SOURCE, name=name, version=version, model_store=store.absolute(), if_changed=True)
+    build(SOURCE, name=name, version=version, model_store=store, if_changed=True)
     _say("configure", "--serving", str(serving), "--output", str(DEFAULT_OUTPUT))
     configure(serving, DEFAULT_OUTPUT)
 

@@ -70,6 +70,14 @@ def test_token_ids_out_of_the_vocabulary(tokens: Tokens, wrong: int) -> None:
     assert slot.code == "invalid_token"
 
 
+def test_ids_without_a_row_in_the_model_are_refused(tiny_model: Path) -> None:
+    """On CUDA such an id would end the worker's whole context."""
+    tokens = Tokens(AutoTokenizer.from_pretrained(tiny_model), 12, rows=20)
+    inside, outside = tokens.encode([Text((19,)), Text((20,))])
+    assert isinstance(inside, Encoding)
+    assert isinstance(outside, RequestError)
+
+
 def test_prompts_are_put_before_and_left_out_of_the_pooling(tiny_model: Path, tokenizer: Any) -> None:
     tokens = Tokens(AutoTokenizer.from_pretrained(tiny_model), 12, include_prompt=False)
     slot = good(tokens.encode([Text("the cat", prompt="query: ")])[0])
