@@ -6,10 +6,8 @@ temporary directory, since the path of a socket may have 107 bytes at most.
 """
 
 import contextlib
-import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,8 +18,8 @@ from typing import IO, Any, Self
 import psutil
 import requests
 
+from scripts.lib import launch, supervisor
 from scripts.lib import properties as props
-from scripts.lib import supervisor
 from scripts.lib.addresses import REST, check_ports, client_url, free_ports
 from scripts.lib.errors import UserError
 from scripts.lib.interrupts import stop_on_signals
@@ -42,7 +40,6 @@ from scripts.lib.state import (
 
 __all__ = ["StartError", "TorchServe", "Urls", "free_ports", "read_key", "stop_on_signals"]
 
-LOG_CONFIG = props.REPOSITORY / "config" / "log4j2.xml"
 PROBE = b'{"text": "ready?"}'
 
 _POLL_S = 0.1
@@ -129,9 +126,10 @@ class TorchServe:
         forget(self.work_dir)
         self._log.skip()
         sweep(self.work_dir)
-        scratch = _scratch_directory()
+        scratch = launch.scratch_directory()
         (self.work_dir / SCRATCH_NOTE).write_text(str(scratch), encoding="utf-8", errors="surrogateescape")
-        command = [sys.executable, "-I", supervisor.__file__, str(scratch), *self._command(java, scratch)]
+        server = launch.command(java, scratch, self.properties_path, self.properties, self.model_store)
+        command = [sys.executable, "-I", supervisor.__file__, str(scratch), *server]
         with (self.work_dir / "logs" / "console.log").open("wb") as console:
             self._process = subprocess.Popen(
                 command,
@@ -139,7 +137,7 @@ class TorchServe:
                 stdout=console,
                 stderr=subprocess.STDOUT,
                 cwd=self.work_dir,
-                env=self._environment(scratch),
+                env=launch.environment(scratch, self._env),
                 # Ctrl-C in the terminal is for us: we end the server in order.
                 start_new_session=True,
             )
@@ -294,40 +292,6 @@ class TorchServe:
     def _key(self, kind: Key) -> str | None:
         return read_key(self.work_dir / KEY_FILE, kind) if self.uses_tokens else None
 
-    def _command(self, java: Path, scratch: Path) -> list[str]:
-        import ts
-
-        home = Path(ts.__file__).resolve().parents[1]
-        vm_args = self.properties.get("vmargs", "").split()
-        if not any(argument.startswith("-Dlog4j.configurationFile=") for argument in vm_args):
-            vm_args.append(f"-Dlog4j.configurationFile={LOG_CONFIG.as_uri()}")
-        return [
-            str(java),
-            f"-Dmodel_server_home={home}",
-            f"-Djava.io.tmpdir={scratch}",
-            *vm_args,
-            "-cp",
-            f".:{home}/ts/frontend/*",
-            "org.pytorch.serve.ModelServer",
-            "--python",
-            sys.executable,
-            "-f",
-            str(self.properties_path),
-            "-s",
-            str(self.model_store),
-            "-ncs",
-        ]
-
-    def _environment(self, scratch: Path) -> dict[str, str]:
-        # TS_CONFIG_FILE would replace our file, PYTHONPATH would shadow the code inside the archives.
-        unwanted = ("PYTHONPATH", "PYTHONHOME", "LOG_LOCATION", "METRICS_LOCATION")
-        env = {key: value for key, value in os.environ.items() if not key.startswith("TS_") and key not in unwanted}
-        env.update(TMPDIR=str(scratch), TEMP=str(scratch), TMP=str(scratch))
-        if "UTF-8" not in (env.get("LC_ALL") or env.get("LC_CTYPE") or env.get("LANG") or "").upper():
-            # Java takes the encoding of file names from the locale.
-            env["LC_ALL"] = "C.UTF-8"
-        return env | self._env
-
     def _write_state(self) -> None:
         assert self._process is not None
         State(
@@ -400,15 +364,6 @@ class TorchServe:
             with contextlib.suppress(OSError):
                 process.stdin.write(supervisor.KILL)
                 process.stdin.flush()
-
-
-def _scratch_directory() -> Path:
-    """A new directory for sockets and extracted archives, on a path short enough for sockets."""
-    directory = Path(tempfile.mkdtemp(prefix="batchserve-"))
-    if len(os.fsencode(directory)) > 80 and Path("/tmp").is_dir():
-        directory.rmdir()
-        directory = Path(tempfile.mkdtemp(prefix="batchserve-", dir="/tmp"))
-    return directory
 
 
 def _kill_all(processes: list[psutil.Process]) -> None:
