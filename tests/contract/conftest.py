@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
+from sentence_transformers import SentenceTransformer
 
 from scripts.lib import service
 from scripts.lib.service import Answer, Body
@@ -35,6 +37,26 @@ class Served:
 
 def _is_raw(body: Any) -> bool:
     return isinstance(body, Body) or (isinstance(body, list) and bool(body) and isinstance(body[0], Body))
+
+
+SETTINGS = {"max_tokens": 48, "normalize": True, "pooling": "mean"}
+MIXED = ["the cat", "", "a dog runs in the old house and eats " * 6, "hello world", "THE Cat", "ünïcödé ☃", "x"]
+
+
+def vectors(answer: Answer) -> np.ndarray[Any, Any]:
+    """The vectors of an answer of any shape, (texts, dimension)."""
+    assert answer.status == 200, answer.body
+    content = answer.json()
+    if isinstance(content, dict):
+        if "data" in content:
+            content = [item["embedding"] for item in content["data"]]
+        else:
+            content = content.get("embeddings") or content.get("predictions") or [content["embedding"]]
+    return np.array(content, dtype=np.float32)
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
 Serve = Callable[..., Served]
@@ -71,3 +93,13 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Serve:
             torch.set_num_threads(threads)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def served(serve: Serve, tiny_model: Path) -> Served:
+    return serve(tiny_model, **SETTINGS)
+
+
+@pytest.fixture(scope="session")
+def oracle(tiny_model: Path) -> SentenceTransformer:
+    return SentenceTransformer(str(tiny_model), device="cpu")
