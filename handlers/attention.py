@@ -19,6 +19,10 @@ from transformers.masking_utils import AttentionMaskInterface
 NAME = "packed"
 
 
+class CannotPack(NotImplementedError):
+    """The model wants something of attention that the packed function does not apply; run it padded."""
+
+
 @dataclass(frozen=True)
 class Segments:
     """Where the texts of a packed row begin and end.
@@ -72,14 +76,13 @@ def packed_attention(
         (1, tokens, heads, head dimension), and no weights.
 
     Raises:
-        NotImplementedError: the model wants a bias, a soft cap or a window that this function does not apply. The
-            model's loader takes that as «run padded».
+        CannotPack: the model wants a bias, a soft cap or a window that this function does not apply.
     """
     causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     if any(rest.get(name) is not None for name in ("position_bias", "softcap", "s_aux", "alibi")):
-        raise NotImplementedError("packed attention applies no bias, soft cap or sink")
-    if sliding_window is not None and segments.longest > sliding_window // 2:
-        raise NotImplementedError("packed attention applies no sliding window")
+        raise CannotPack("packed attention applies no bias, soft cap or sink")
+    if sliding_window is not None and segments.longest > sliding_window:
+        raise CannotPack("packed attention applies no sliding window")
     grouped = key.shape[1] != query.shape[1]
     if segments.ends is not None:
         from torch.nn.attention.varlen import varlen_attn  # needs a CUDA build

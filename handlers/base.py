@@ -120,13 +120,12 @@ class TransformerHandler(BaseHandler):
         )
         for slot in open_slots:
             slot.outputs = [next(rows) for _ in slot.encodings]
-        tokens = sum(len(encoding) for encoding in encodings)
         spent = time.monotonic() - begun
-        self.model.costs = self.model.costs.after(sum(batch.tokens for batch in plan), tally.micro_batches, spent)
+        self.model.costs = self.model.costs.after(tally.tokens, tally.micro_batches, spent)
         for name, value in {
             "batchserve_items_total": len(encodings),
-            "batchserve_tokens_total": tokens,
-            "batchserve_padding_tokens_total": sum(batch.tokens for batch in plan) - tokens,
+            "batchserve_tokens_total": tally.real_tokens,
+            "batchserve_padding_tokens_total": tally.tokens - tally.real_tokens,
             "batchserve_truncated_tokens_total": sum(encoding.cut for encoding in encodings),
             "batchserve_micro_batches_total": tally.micro_batches,
             "batchserve_oom_splits_total": tally.splits,

@@ -1,20 +1,19 @@
 """Text embedding: a sentence-transformers model, or any encoder with a pooling, behind TorchServe."""
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from handlers.base import TransformerHandler
-from handlers.errors import RequestError, shown
+from handlers.errors import RequestError, nearest, shown
 from handlers.options import boolean, positive_integer, string
 from handlers.pooling import Head, finish
 from handlers.protocol import Nouns, Request, base64_floats
 from handlers.tokens import Encoding
 
-# Longest float32 as a shortest decimal, such as -1.1754944e-38, and its comma
-FLOAT_BYTES = 15
+# Longest float32 as a shortest decimal, such as -0.0000063184107, and its comma
+FLOAT_BYTES = 17
 OPENAI_ITEM_BYTES = 64  # of an item's object beside its vector
 
 
@@ -54,8 +53,8 @@ class EmbeddingHandler(TransformerHandler):
         name = options.get("prompt_name")
         if name is not None and name not in self.settings.prompts:
             known = sorted(self.settings.prompts)
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}."
+            near = nearest(name, known)
+            hint = f"did you mean {near!r}?" if near else f"it has {', '.join(known) or 'none'}."
             raise RequestError(
                 f"The model has no prompt {shown(name)}; {hint}", code="invalid_value", param="prompt_name"
             )

@@ -8,7 +8,11 @@ RequestError                400  the client's mistake; `param` names the field o
 └── ModelFailure            500  the model failed on this input alone
 """
 
+import difflib
+from collections.abc import Iterable
 from typing import ClassVar
+
+LONGEST_NAME = 64  # characters of a name that is compared with the known ones
 
 
 class RequestError(Exception):
@@ -73,3 +77,10 @@ def shown(value: object, limit: int = 60) -> str:
     """`value` as a short quoted ASCII excerpt, safe inside an error message."""
     text = ascii(value) if isinstance(value, str | int | float | bool | None) else type(value).__name__
     return text if len(text) <= limit else f"{text[: limit - 1]}…".replace("…", "...")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` was probably meant to be, if any."""
+    if len(name) > LONGEST_NAME:  # matching is quadratic, and names come from clients
+        return None
+    return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)

@@ -1,5 +1,6 @@
 """Load the network and its tokenizer, place them, prove the packed path, time a forward pass."""
 
+import copy
 import itertools
 import logging
 import time
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
-from handlers import attention
+from handlers import attention, memory
 from handlers.batching import Limits
 from handlers.config import HandlerConfig, resolve_dtype
 from handlers.tokens import Encoding, Layout, Tokens, collate
@@ -25,6 +26,7 @@ BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}
 # Largest launch cost that a fit may find, in tokens: a hiccup while timing must not talk the planner into padding.
 MAX_LAUNCH_COST = 8192
 ROUNDS = 5  # of the fit
+PROBE_TOKENS = 300  # of the longest text that packing is tried on; windows longer than that show when they matter
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,8 @@ class Model:
         self._padded_attention = self.net.config._attn_implementation
         self.packed = False
         self.why_padded = "asked for by the archive"
-        self._position_offset = 0
+        self._positions_skip: int | None = None
+        self._batch_tokens = config.max_batch_tokens or BATCH_TOKENS.get(self.device.type, BATCH_TOKENS["cpu"])
         self._takes_types = bool(getattr(self.net.config, "type_vocab_size", 0))
         self.costs = Costs(seconds_per_token=1e-4, launch_cost=128)
         if config.attention != "padded":
@@ -108,7 +111,7 @@ class Model:
     def limits(self) -> Limits:
         """What the planner may put into one micro-batch."""
         return Limits(
-            max_tokens=self.config.max_batch_tokens or BATCH_TOKENS.get(self.device.type, BATCH_TOKENS["cpu"]),
+            max_tokens=self._batch_tokens,
             max_items=self.config.max_batch_items,
             launch_cost=self.costs.launch_cost,
             # tensor cores want multiples of 8 in half precision
@@ -128,38 +131,44 @@ class Model:
             Last hidden states, flat: (tokens, dimension), padding included where padded; and where each text lies.
         """
         if precise and self.dtype != torch.float32:
-            self.net.float()
-            try:
-                return self._hidden(encodings, torch.float32)
-            finally:
-                self.net.to(self.dtype)  # exact: these weights came from that dtype
-        return self._hidden(encodings, self.dtype)
+            # A copy: converting the net itself and back would round buffers that are fp32 beside half weights, and
+            # memory that runs out half-way would leave it in two dtypes
+            return self._hidden(copy.deepcopy(self.net).float(), encodings, torch.float32)
+        try:
+            return self._hidden(self.net, encodings, self.dtype)
+        except attention.CannotPack as error:  # the probe met no such text
+            self._run_padded(str(error))
+            return self._hidden(self.net, encodings, self.dtype)
 
-    def _hidden(self, encodings: Sequence[Encoding], dtype: torch.dtype) -> tuple[Tensor, Layout]:
+    def _hidden(self, net: Any, encodings: Sequence[Encoding], dtype: torch.dtype) -> tuple[Tensor, Layout]:
         tensors, layout = collate(
-            encodings, self.tokens.pad_id, packed=self.packed, multiple_of=self.limits().multiple_of
+            encodings,
+            self.tokens.pad_id,
+            packed=self.packed,
+            multiple_of=self.limits().multiple_of,
+            positions_skip=self._positions_skip,
         )
         extra: dict[str, Any] = {}
         if self.packed:
-            tensors["position_ids"] += self._position_offset
             extra["segments"] = attention.segments(layout.lengths, self.device, dtype)
         if not self._takes_types:
             del tensors["token_type_ids"]
-        output = self.net(**{name: tensor.to(self.device) for name, tensor in tensors.items()}, **extra)
+        output = net(**{name: tensor.to(self.device) for name, tensor in tensors.items()}, **extra)
         return output.last_hidden_state.flatten(0, 1), layout
 
     def _try_packing(self) -> None:
         """Pack from now on if this very model gives the padded answers that way, else say why not.
 
-        Models number positions from 0 or, like RoBERTa, from the padding id + 1: both are tried. The probe has a text
-        as long as the model takes, so that windows and other long-range rules show.
+        Models number positions from 0 or by RoBERTa's rule (see `tokens.collate`): both are tried, on texts that
+        differ in length, one with a padding token in it, one long.
         """
         attention.register()
         probe = self._probe()
         expected = self._token_states(probe)
-        reason = "no variant gave the padded answers"
-        for offset in (0, self.tokens.pad_id + 1):
-            self.packed, self._position_offset = True, offset
+        reason = "packed states differ from padded ones"
+        padding = getattr(self.net.config, "pad_token_id", None)
+        for skip in (None, self.tokens.pad_id if padding is None else padding):
+            self.packed, self._positions_skip = True, skip
             try:
                 self.net.set_attn_implementation(attention.NAME)
                 found = self._token_states(probe)
@@ -168,36 +177,40 @@ class Model:
                     return
             except Exception as error:  # noqa: BLE001 - whatever a model does not like about packing, padding still works
                 reason = f"{type(error).__name__}: {error}"
-        self.packed, self._position_offset, self.why_padded = False, 0, reason
-        self.net.set_attn_implementation(self._padded_attention)
         if self.config.attention == "packed":
             raise ValueError(f"attention is 'packed', but this model cannot be packed: {reason}")
+        self._run_padded(reason)
+
+    def _run_padded(self, reason: str) -> None:
+        """Pad from now on."""
+        self.packed, self._positions_skip, self.why_padded = False, None, reason
+        self.net.set_attn_implementation(self._padded_attention)
         logger.warning("Running padded: this model cannot be packed (%s)", reason)
 
     def _probe(self) -> list[Encoding]:
         usable = [i for i in range(self.tokens.vocabulary) if i not in self.tokens.special] or [0]
         words = itertools.cycle(usable[:: max(1, len(usable) // 97)])
-        lengths = (3, 7, 7, min(self.config.max_tokens, 300))
-        return [self._synthetic(list(itertools.islice(words, max(1, length)))) for length in lengths]
+        lengths = (3, 7, 7, min(self.config.max_tokens, PROBE_TOKENS))
+        texts = [list(itertools.islice(words, max(1, length))) for length in lengths]
+        texts.insert(1, [texts[0][0], self.tokens.pad_id, texts[0][-1]])
+        return [self._synthetic(text) for text in texts]
 
     def _synthetic(self, ids: list[int]) -> Encoding:
         ids = ids[: self.config.max_tokens]
         return Encoding(ids, [0] * len(ids))
 
+    @torch.inference_mode()
     def _token_states(self, encodings: Sequence[Encoding]) -> Tensor:
-        hidden, layout = self.hidden(encodings)
+        hidden, layout = self._hidden(self.net, encodings, self.dtype)
         spans = [hidden[s : s + n] for s, n in zip(layout.starts, layout.lengths, strict=True)]
         return torch.cat(spans).float()
 
     def fit(self) -> None:
         """Warm up and time forward passes, so that the planner knows this device: call once threads are set."""
-        budget = self.limits().max_tokens
+        self._warm_up()
         small = [self._synthetic([self._any_id()] * min(8, self.config.max_tokens))]
         text = self._synthetic([self._any_id()] * min(64, self.config.max_tokens))
-        large = [text] * max(2, min(budget // len(text), self.config.max_batch_items))
-        # The largest micro-batch first: it takes all the memory that will be needed
-        longest = self._synthetic([self._any_id()] * self.config.max_tokens)
-        self._timed([longest] * max(1, budget // len(longest)))
+        large = [text] * max(2, min(self._batch_tokens // len(text), self.config.max_batch_items))
         tokens = [sum(len(e) for e in batch) for batch in (small, large)]
         # In turn, and the least of several: a busy moment then spoils neither side
         timed = [[self._timed(batch) for batch in (small, large)] for _ in range(ROUNDS)]
@@ -205,6 +218,21 @@ class Model:
         slope = max(1e-9, (seconds[1] - seconds[0]) / (tokens[1] - tokens[0]))
         launch = round(max(0.0, seconds[0] / slope - tokens[0]))
         self.costs = Costs(slope, min(launch, MAX_LAUNCH_COST))
+
+    def _warm_up(self) -> None:
+        """Run the largest micro-batch, so that its memory is there; one that does not fit halves the token budget."""
+        longest = self._synthetic([self._any_id()] * self.config.max_tokens)
+        while True:
+            count = max(1, min(self._batch_tokens // len(longest), self.config.max_batch_items))
+            try:
+                self._timed([longest] * count)
+                return
+            except Exception as error:
+                if count == 1 or not memory.is_out_of_memory(error):
+                    raise
+            memory.release()
+            self._batch_tokens //= 2
+            logger.warning("Memory is short: micro-batches hold %d tokens", self._batch_tokens)
 
     def _timed(self, encodings: Sequence[Encoding]) -> float:
         start = time.perf_counter()

@@ -12,7 +12,6 @@ The singular and plural nouns are the task's (`Nouns`); everything else here hol
 
 import base64
 import contextlib
-import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from handlers.decoding import Call
-from handlers.errors import RequestError, TooLarge, UnknownRoute, shown
+from handlers.errors import RequestError, TooLarge, UnknownRoute, nearest, shown
 
 orjson: Any = None
 with contextlib.suppress(ImportError):  # an archive needs nothing beyond torchserve, torch and transformers
@@ -112,8 +111,8 @@ def parse(call: Call, options: Iterable[str], max_items: int) -> Request:
     known = [*options, "encoding_format", "user", "model"] if shape == "openai" else list(options)
     for key in given:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}."
+            near = nearest(key, known)
+            hint = f"; did you mean {near!r}?" if near else f"; known are {', '.join(sorted(known))}."
             raise RequestError(f"Unknown option {shown(key)}{hint}", code="unknown_option", param=_name(key))
     items, listed = _items(body[name], name, max_items)
     chosen = {key: value for key, value in given.items() if value is not None}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from handlers import memory
 from handlers.batching import MicroBatch
 from handlers.errors import ModelFailure, OutOfMemory, Overloaded, RequestError
 from handlers.tokens import Encoding
@@ -21,8 +22,18 @@ Forward = Callable[[Sequence[Encoding], bool], Tensor]
 
 @dataclass
 class Tally:
-    """What happened while a plan ran."""
+    """What happened while a plan ran.
 
+    Args:
+        tokens: tokens run, padding counted; what a deadline left out is not in it.
+        real_tokens: those that are not padding.
+        micro_batches: forward passes.
+        splits: micro-batches that were halved because memory ran out.
+        retries: texts run again in fp32.
+    """
+
+    tokens: int = 0
+    real_tokens: int = 0
     micro_batches: int = 0
     splits: int = 0
     retries: int = 0
@@ -58,7 +69,10 @@ def run(
             late = Overloaded("The batch took longer than the worker may spend on it; try again.", code="deadline")
             results_of: list[Tensor | RequestError] = [late] * len(batch.indices)
         else:
-            results_of = _repaired([encodings[i] for i in batch.indices], forward, tally)
+            texts = [encodings[i] for i in batch.indices]
+            results_of = _repaired(texts, forward, tally)
+            tally.tokens += batch.tokens
+            tally.real_tokens += sum(len(text) for text in texts)
         for index, result in zip(batch.indices, results_of, strict=True):
             results[index] = result
     missing = [i for i, result in enumerate(results) if result is None]
@@ -77,8 +91,12 @@ def _attempt(
         if len(rows) != len(encodings):
             raise ValueError(f"forward returned {len(rows)} rows for {len(encodings)} texts")
         return list(rows.cpu())
+    except torch.AcceleratorError as error:
+        # A failed kernel leaves the process without its device: only a new worker can answer again
+        logger.critical("The device failed: %s. The worker ends, and TorchServe starts a new one.", error)
+        raise SystemExit(1) from error
     except Exception as error:  # noqa: BLE001 - whatever it is, it must stay with the text that caused it
-        out_of_memory = _is_out_of_memory(error)
+        out_of_memory = memory.is_out_of_memory(error)
         if len(encodings) == 1:
             if out_of_memory:
                 return [OutOfMemory(f"the text's {len(encodings[0])} tokens do not fit into memory.")]
@@ -87,8 +105,8 @@ def _attempt(
             logger.error("The model failed on one text: %s\n%s", type(error).__name__, trace)
             return [ModelFailure("The model failed on this text.")]
     # Outside the except clause: the exception's frames hold the tensors that filled the memory
-    if out_of_memory and torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    if out_of_memory:
+        memory.release()
     tally.splits += out_of_memory
     middle = len(encodings) // 2
     halves = (encodings[:middle], encodings[middle:])
@@ -109,11 +127,3 @@ def _repaired(encodings: Sequence[Encoding], forward: Forward, tally: Tally) -> 
 
 def _is_spoilt(row: Tensor | RequestError) -> bool:
     return isinstance(row, Tensor) and not bool(torch.isfinite(row).all())
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether memory ran out. On the CPU torch says so in a plain RuntimeError, by its allocator's text alone."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and ("not enough memory" in text or "can't allocate memory" in text)

@@ -1,7 +1,8 @@
 """Texts → encodings, and encodings → packed or padded tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -70,6 +71,7 @@ class Tokens:
         self.include_prompt = include_prompt
         self.pad_id = tokenizer.pad_token_id or 0
         self.vocabulary = min(len(tokenizer), rows or len(tokenizer))
+        self._unembedded = len(tokenizer) > self.vocabulary
         self.special = set(tokenizer.all_special_ids)
         self._left = tokenizer.truncation_side == "left"
         self._backend = tokenizer.backend_tokenizer
@@ -122,6 +124,8 @@ class Tokens:
     def _fitted(self, ids: list[int], type_ids: list[int], text: Text) -> Encoding | RequestError:
         if not ids:
             return RequestError("the text has no tokens for this model.", code="empty_text")
+        if self._unembedded and max(ids) >= self.vocabulary:
+            return RequestError("the text has a token that the model has no embedding for.", code="invalid_token")
         cut = max(0, len(ids) - self.max_tokens)
         if cut and not text.truncate:
             return RequestError(
@@ -167,14 +171,39 @@ class Layout:
     packed: bool
 
 
+def _positions(ids: list[int], padding: int | None) -> Iterable[int]:
+    """Positions within a text: from 0, or by RoBERTa's rule where `padding` is its padding id.
+
+    That rule counts from the padding id + 1 and leaves out padding tokens, also one that the text itself spells out.
+    """
+    if padding is None:
+        return range(len(ids))
+    if padding not in ids:
+        return range(padding + 1, padding + 1 + len(ids))
+    counts = accumulate(token != padding for token in ids)
+    return [padding if token == padding else padding + count for token, count in zip(ids, counts, strict=True)]
+
+
 def collate(
-    encodings: Sequence[Encoding], pad_id: int, *, packed: bool, multiple_of: int = 1
+    encodings: Sequence[Encoding],
+    pad_id: int,
+    *,
+    packed: bool,
+    multiple_of: int = 1,
+    positions_skip: int | None = None,
 ) -> tuple[dict[str, Tensor], Layout]:
     """Encodings → what a transformers model takes, on the CPU.
 
+    Args:
+        encodings: texts in the order they run.
+        pad_id: what padding is filled with.
+        packed: one row without padding, or one row a text.
+        multiple_of: padded lengths are rounded up to a multiple of this.
+        positions_skip: packed: the padding id of a model that numbers positions by RoBERTa's rule.
+
     Returns:
         Padded: `input_ids`, `attention_mask`, `token_type_ids` of shape (texts, longest). Packed: `input_ids`,
-        `position_ids` (from 0 in each text), `token_type_ids` of shape (1, tokens). And where each text lies.
+        `position_ids` (anew in each text), `token_type_ids` of shape (1, tokens). And where each text lies.
     """
     lengths = [len(encoding) for encoding in encodings]
     skips = [encoding.skip for encoding in encodings]
@@ -184,7 +213,7 @@ def collate(
             starts.append(starts[-1] + length)
         tensors = {
             "input_ids": [token for encoding in encodings for token in encoding.ids],
-            "position_ids": [position for length in lengths for position in range(length)],
+            "position_ids": [p for encoding in encodings for p in _positions(encoding.ids, positions_skip)],
             "token_type_ids": [kind for encoding in encodings for kind in encoding.type_ids],
         }
         return {k: torch.tensor([v]) for k, v in tensors.items()}, Layout(starts, lengths, skips, packed=True)

@@ -116,6 +116,25 @@ def test_nothing_is_begun_after_the_deadline() -> None:
     assert all(isinstance(row, Overloaded) and row.status == 503 for row in rows)
 
 
+def test_only_what_ran_is_counted() -> None:
+    tally = Tally()
+    go([30, 40, 50], number_of, tally=tally)
+    assert (tally.tokens, tally.real_tokens, tally.micro_batches) == (120, 120, 3)
+    late = Tally()
+    go([30, 40, 50], number_of, tally=late, deadline=time.monotonic() - 1)
+    assert late == Tally()
+
+
+def test_a_failed_device_ends_the_worker() -> None:
+    """Nothing can be answered any more; TorchServe catches every Exception and would keep the worker."""
+
+    def forward(batch: Sequence[Encoding], precise: bool) -> Tensor:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    with pytest.raises(SystemExit):
+        go([3, 4], forward)
+
+
 def test_a_plan_that_leaves_a_text_out_is_refused() -> None:
     with pytest.raises(ValueError, match="leaves out 1 of 2"):
         run(encodings([4, 4]), plan([4], LIMITS), number_of)

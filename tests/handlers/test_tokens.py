@@ -2,6 +2,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
@@ -73,9 +74,10 @@ def test_token_ids_out_of_the_vocabulary(tokens: Tokens, wrong: int) -> None:
 def test_ids_without_a_row_in_the_model_are_refused(tiny_model: Path) -> None:
     """On CUDA such an id would end the worker's whole context."""
     tokens = Tokens(AutoTokenizer.from_pretrained(tiny_model), 12, rows=20)
-    inside, outside = tokens.encode([Text((19,)), Text((20,))])
+    inside, outside, text = tokens.encode([Text((19,)), Text((20,)), Text("the cat 9")])
     assert isinstance(inside, Encoding)
     assert isinstance(outside, RequestError)
+    assert isinstance(text, RequestError), "a text may spell such an id as well"
 
 
 def test_prompts_are_put_before_and_left_out_of_the_pooling(tiny_model: Path, tokenizer: Any) -> None:
@@ -106,6 +108,16 @@ def test_collate_packed() -> None:
         "token_type_ids": [[0, 0, 1]],
     }
     assert (layout.starts, layout.lengths, layout.packed) == ([0, 2], [2, 1], True)
+
+
+def test_positions_by_robertas_rule() -> None:
+    """transformers' own rule: count what is no padding, from the padding id + 1."""
+    from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
+
+    for ids in ([5, 6, 7], [5, 1, 7], [1, 5], [1]):
+        tensors, _ = collate([Encoding(ids, [0] * len(ids))], 1, packed=True, positions_skip=1)
+        expected = RobertaEmbeddings.create_position_ids_from_input_ids(torch.tensor([ids]), 1)
+        assert torch.equal(tensors["position_ids"], expected)
 
 
 def test_collate_padded() -> None:
