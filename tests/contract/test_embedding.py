@@ -2,6 +2,7 @@
 
 import base64
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
+from handlers import protocol
+from handlers.base import ENVELOPE_BYTES
+from handlers.decoding import Call
+from handlers.protocol import Request, Usage, dumps, parse
 from scripts.lib.service import Body
 from tests.contract.conftest import MIXED, SETTINGS, Serve, Served, assert_close, vectors
 from tests.models import tiny_bert
@@ -190,7 +195,7 @@ def test_prompt_names(serve: Serve, tiny_model: Path, oracle: SentenceTransforme
 
 
 def test_limits(serve: Serve, tiny_model: Path) -> None:
-    served = serve(tiny_model, **SETTINGS, max_items=30, max_response_bytes=1024 + 10 * (32 * 15 + 2))
+    served = serve(tiny_model, **SETTINGS, max_items=30, max_response_bytes=1024 + 10 * (32 * 17 + 2))
     fits, larger, many, coded = served.ask(
         {"texts": ["the cat"] * 10},
         {"texts": ["the cat"] * 11},
@@ -204,18 +209,27 @@ def test_limits(serve: Serve, tiny_model: Path) -> None:
     assert coded.status == 200, "base64 takes less"
 
 
-def test_the_bound_on_an_answer_is_one(served: Served) -> None:
-    """Whatever the floats, an answer is never larger than the bound that it was admitted under."""
-    extreme = torch.full((5, 32), -1.1754943e-38)
-    for shape in ({"texts": ["a"] * 5}, {"input": ["a"] * 5}, {"input": ["a"] * 5, "encoding_format": "base64"}):
-        from handlers.decoding import Call
-        from handlers.protocol import Usage, answer, parse
+@pytest.mark.parametrize("library", ["orjson", "json"])
+@settings(deadline=None, max_examples=300)
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False) | st.floats(-(2**-13), 2**-13, width=32))
+def test_no_float_is_longer_than_the_bound_on_an_answer(served: Served, library: str, number: float) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if library == "json":
+            patch.setattr("handlers.protocol.orjson", None)
+        for sign in (1, -1):
+            vector = np.full(32, sign * number, dtype=np.float32)
+            assert len(dumps(vector)) <= served.handler.item_bytes(Request(("a",), {"normalize": False}))
 
-        request = parse(Call(shape), served.handler.options, 100)
-        results = served.handler.render(request, extreme)
-        usage = Usage(1 << 30, 1 << 30)
-        body = answer(request, results, served.handler.nouns, "tiny", usage)
-        assert len(body) <= 5 * served.handler.item_bytes(request) + 1024
+
+def test_an_answer_stays_within_its_bound(served: Served) -> None:
+    rows = torch.full((1000, 32), -6.3184107e-06)
+    for body in ({"texts": ["a"]}, {"input": ["a"]}, {"input": ["a"], "encoding_format": "base64"}):
+        one = parse(Call({**body, "normalize": False}), served.handler.options, 1)
+        request = replace(one, items=("a",) * 1000)
+        content = protocol.answer(
+            request, served.handler.render(request, rows), served.handler.nouns, "tiny", Usage(1, 1)
+        )
+        assert len(content) <= 1000 * served.handler.item_bytes(request) + ENVELOPE_BYTES
 
 
 def test_bfloat16_by_name(serve: Serve, tiny_model: Path, oracle: SentenceTransformer) -> None:

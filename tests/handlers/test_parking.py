@@ -1,13 +1,25 @@
-"""What a worker makes of the request to step aside; that it works is shown on a real server in tests/e2e."""
-
+import json
 import os
+from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from handlers import parking
-from scripts.lib import scaling
 
 ME = str(os.getpid())
+
+
+@pytest.fixture(autouse=True)
+def frontend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory that the worker's parent was started in."""
+    monkeypatch.setattr(psutil.Process, "cwd", lambda self: str(tmp_path))
+    return tmp_path
+
+
+def key_file(directory: Path, content: Any) -> None:
+    (directory / "key_file.json").write_text(content if isinstance(content, str) else json.dumps(content))
 
 
 @pytest.mark.parametrize(
@@ -15,24 +27,22 @@ ME = str(os.getpid())
     [
         ({}, 0.0),
         ({"x-batchserve-park": "1,2"}, 0.0),
-        ({"x-batchserve-park": ME + "0"}, 0.0),
-        ({"x-batchserve-park": f"1,{ME}", "x-batchserve-hold": "2.5"}, 2.5),
         ({"x-batchserve-park": ME}, parking.LONGEST),
+        ({"X-Batchserve-Park": f"1,{ME}", "x-batchserve-hold": "7"}, 7.0),
         ({"x-batchserve-park": ME, "x-batchserve-hold": "1e9"}, parking.LONGEST),
-        ({"x-batchserve-park": ME, "x-batchserve-hold": "inf"}, parking.LONGEST),
         ({"x-batchserve-park": ME, "x-batchserve-hold": "-1"}, 0.0),
-        ({"x-batchserve-park": ME, "x-batchserve-hold": "nan"}, 0.0),
         ({"x-batchserve-park": ME, "x-batchserve-hold": "soon"}, 0.0),
-        ({"x-batchserve-park": None}, 0.0),
+        ({"x-batchserve-park": ME, "x-batchserve-hold": "nan"}, 0.0),
+        ({"x-batchserve-park": ",".join([ME, *map(str, range(100))])}, 0.0),
     ],
 )
-def test_only_the_worker_that_is_named_holds_still_and_not_for_long(
-    headers: dict[str, str | None], expected: float
-) -> None:
+def test_who_is_asked_to_hold_and_for_how_long(headers: dict[str, str], expected: float) -> None:
     assert parking.seconds(headers) == expected
 
 
-def test_both_sides_mean_the_same() -> None:
-    assert (scaling.PARK_HEADER, scaling.HOLD_HEADER) == (parking.PARK_HEADER, parking.HOLD_HEADER)
-    assert scaling.HOLD <= parking.LONGEST
-    assert parking.worker(parked=True) == {"pid": os.getpid(), "parked": True}
+def test_where_there_are_tokens_only_the_management_apis_counts(frontend: Path) -> None:
+    key_file(frontend, {"management": {"key": "secret"}, "inference": {"key": "other"}})
+    for sent, expected in (("Bearer secret", 30.0), ("Bearer other", 0.0), ("secret", 0.0), (None, 0.0), ("é", 0.0)):
+        assert parking.seconds({"x-batchserve-park": ME, "Authorization": sent}) == expected
+    key_file(frontend, "not json")
+    assert parking.seconds({"x-batchserve-park": ME, "Authorization": "Bearer secret"}) == 0.0

@@ -116,6 +116,16 @@ def test_no_body_raises_anything_but_a_request_error(body: Any) -> None:
                 assert (content["error"] if openai else content)["code"] == error.code
 
 
+def test_a_huge_name_is_not_compared_with_the_known_ones() -> None:
+    """Matching is quadratic: 6 MB of it would hold the whole batch for seconds."""
+    with pytest.raises(RequestError) as caught:
+        read({"text": "a", "normalise" * 700_000: True})
+    assert len(caught.value.message) < 200
+    assert "did you mean" not in caught.value.message
+    with pytest.raises(RequestError, match="did you mean 'normalize'"):
+        read({"text": "a", "normalise": True})
+
+
 def test_items_may_change_but_not_their_number() -> None:
     request = read({"texts": ["a", "b"]})
     assert request.with_items(["c", "d"]).items == ("c", "d")

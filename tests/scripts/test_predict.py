@@ -1,5 +1,7 @@
 import json
+import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,9 +30,11 @@ def _stay_put(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Loading an archive changes the directory, the import path and torch's threads, as in a worker."""
     monkeypatch.chdir(Path.cwd())
     monkeypatch.setattr(sys, "path", list(sys.path))
+    modules = dict(sys.modules)
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
+    sys.modules.update({name: module for name, module in modules.items() if name.partition(".")[0] == "handlers"})
 
 
 def test_a_list_of_bodies_is_one_batch(tiny_archive: Path, tmp_path: Path) -> None:
@@ -56,6 +60,19 @@ def test_stdin_text_and_route(tiny_archive: Path) -> None:
     assert "[1] 200" in said.stdout
     routed = run.invoke(app, ["predict", str(tiny_archive), "--text", "x", "--route", "v1/nothing"])
     assert "[0] 404" in routed.stdout
+
+
+def test_the_archives_own_code_runs(tiny_archive: Path, tmp_path: Path) -> None:
+    changed = tmp_path / "changed.mar"
+    with zipfile.ZipFile(tiny_archive) as old, zipfile.ZipFile(changed, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            if name == "handlers/embedding.py":
+                content = content.replace(b'Nouns("embedding", "embeddings")', b'Nouns("changed", "embeddings")')
+            new.writestr(name, content)
+    command = [sys.executable, "-m", "scripts", "predict", str(changed), "--text", "the cat"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert '{"changed":' in done.stdout
 
 
 @pytest.mark.parametrize(
