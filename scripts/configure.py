@@ -7,6 +7,7 @@ import typer
 
 from scripts.lib import deployment
 from scripts.lib.console import console
+from scripts.lib.properties import torchserve_command
 from scripts.lib.serving import DEFAULT_SERVING, Serving
 
 DEFAULT_OUTPUT = Path("config/config.properties")
@@ -24,9 +25,8 @@ def configure(
     """
     declared = Serving.load(serving)
     deployment.check(declared)
-    deployment.write(declared, output, str(serving))
+    deployment.write(declared, output, str(serving), "configure")
     console.print(f"wrote {output}", markup=False)
     for line in deployment.describe(declared):
         console.print(f"  {line}", markup=False)
-    store = declared.server.model_store
-    console.print(f"torchserve --start --ncs --ts-config {output} --model-store {store}", markup=False)
+    console.print(torchserve_command(declared, output), markup=False)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import requests
 import typer
 
 from scripts.build import build
@@ -17,6 +16,7 @@ from scripts.lib.addresses import check_ports
 from scripts.lib.benchmark import cosine, measure_window
 from scripts.lib.console import console, progress
 from scripts.lib.errors import UserError
+from scripts.lib.inference import InferenceClient
 from scripts.lib.interrupts import stop_on_signals
 from scripts.lib.load import Target, run
 from scripts.lib.scrape import BatchingWindow
@@ -93,14 +93,11 @@ def _samples(server: TorchServe) -> None:
     Raises:
         UserError: one was not answered as it should be.
     """
-    console.print("\none text", markup=False)
-    answer = _ask(server, {"text": QUESTION})
-    console.print(f"  {_short_json(answer)}", markup=False)
-
-    console.print("a list of texts, in one request", markup=False)
-    texts = [QUESTION, LIKE, UNLIKE]
-    answer = _ask(server, {"texts": texts})
-    console.print(f"  {_short_json(answer)}", markup=False)
+    with server.inference(timeout=60) as client:
+        console.print("\none text", markup=False)
+        _ask(client, {"text": QUESTION})
+        console.print("a list of texts, in one request", markup=False)
+        answer = _ask(client, {"texts": [QUESTION, LIKE, UNLIKE]})
     question, like, unlike = answer["embeddings"]
     console.print("similarity (cosine) by these vectors", markup=False)
     for vector, text in ((like, LIKE), (unlike, UNLIKE)):
@@ -113,28 +110,20 @@ def _samples(server: TorchServe) -> None:
     console.print("", markup=False)
 
 
-def _ask(server: TorchServe, body: dict[str, Any]) -> Any:
-    """Send one body, show it, and return the decoded answer."""
+def _ask(client: InferenceClient, body: dict[str, Any]) -> Any:
+    """Send one body, show it and its answer, and return the decoded answer."""
     start = time.perf_counter()
-    try:
-        answer = requests.post(_url(server), json=body, headers=server.headers(), timeout=60)
-    except requests.RequestException as failure:
-        raise UserError(f"no answer to {_short_json(body)}: {failure}") from failure
+    answer = client.ask(MODEL, body)
     took = time.perf_counter() - start
-    if answer.status_code != 200:
-        raise UserError(f"{_short_json(body)} was answered with {answer.status_code}: {answer.text.strip()[:300]}")
-    console.print(f"  {_short_json(body)}  →  {answer.status_code} in {took * 1e3:.0f} ms", markup=False)
-    return answer.json()
-
-
-def _url(server: TorchServe) -> str:
-    return f"{server.urls.inference}/predictions/{MODEL}"
+    console.print(f"  {_short_json(body)}  →  200 in {took * 1e3:.0f} ms", markup=False)
+    console.print(f"  {_short_json(answer)}", markup=False)
+    return answer
 
 
 async def _crowd(server: TorchServe) -> str:
     """Send one text from each of many clients at once; how they were batched, in words."""
     result, batching = await measure_window(
-        Target(_url(server), server.headers()),
+        Target(f"{server.urls.inference}/predictions/{MODEL}", server.headers()),
         f"{server.urls.metrics}/metrics",
         MODEL,
         _bodies(),

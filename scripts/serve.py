@@ -11,8 +11,10 @@ from scripts.lib import deployment
 from scripts.lib.addresses import check_ports
 from scripts.lib.console import console, err_console, progress
 from scripts.lib.errors import UserError
+from scripts.lib.inference import PROBE
+from scripts.lib.interrupts import stop_on_signals
 from scripts.lib.properties import from_serving
-from scripts.lib.server import PROBE, StartError, TorchServe, stop_on_signals
+from scripts.lib.server import StartError, TorchServe
 from scripts.lib.serving import DEFAULT_SERVING, Serving
 from scripts.lib.state import KEY_FILE, STATE_ROOT, make_directory, read_key, running
 
@@ -45,7 +47,7 @@ def serve(
     check_ports(from_serving(declared))
     make_directory(state)
     config = state / "config.properties"
-    deployment.write(declared, config, str(serving))
+    deployment.write(declared, config, str(serving), "serve")
     with stop_on_signals():
         server = TorchServe(config, work_dir=state)
         try:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import yaml
 
@@ -52,7 +52,7 @@ class Archive:
 
     Args:
         path: the file.
-        manifest: MAR-INF/MANIFEST.json.
+        manifest: MAR-INF/MANIFEST.json; its `model` is an object.
         config: model-config.yaml, {} when there is none.
         provenance: MAR-INF/PROVENANCE.json, None when something else built the archive.
         sizes: member → bytes, in the archive's order.
@@ -66,8 +66,7 @@ class Archive:
 
     @property
     def _model(self) -> dict[str, Any]:
-        section = self.manifest.get("model")
-        return section if isinstance(section, dict) else {}
+        return cast(dict[str, Any], self.manifest["model"])
 
     @property
     def name(self) -> str:
@@ -83,6 +82,11 @@ class Archive:
     def handler(self) -> str:
         """The manifest's handler, a module's name such as `handlers.embedding`."""
         return str(self._model.get("handler", ""))
+
+    @property
+    def has_requirements(self) -> bool:
+        """Whether TorchServe would run pip for it, where the server allows that."""
+        return bool(self._model.get("requirementsFile"))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -268,7 +272,9 @@ def read(path: Path) -> Archive:
         if MANIFEST not in names:
             raise UserError(f"{path} is a ZIP file but no model archive: it has no {MANIFEST}", "build it again")
         about = _json(archive, MANIFEST)
-        config_file = about.get("model", {}).get("configFile") if isinstance(about.get("model"), dict) else None
+        if not isinstance(about.get("model"), dict):
+            raise UserError(f"{path}: {MANIFEST} describes no model", "build it again")
+        config_file = about["model"].get("configFile")
         config: Any = {}
         if isinstance(config_file, str) and config_file in names:
             try:

@@ -12,8 +12,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import requests
-
 from scripts.lib import load, properties
 from scripts.lib.addresses import free_ports
 from scripts.lib.archive import Archive, extract, read
@@ -150,7 +148,7 @@ def _server(about: Archive, batch_size: int, settings: Settings, work: Path) -> 
         "the benchmark's deployment",
     )
     config = work / f"batch-{batch_size}.properties"
-    config.write_text(properties.render(serving, "the benchmark"), encoding="ascii")
+    config.write_text(properties.render(serving, "its options", path=config, verb="bench"), encoding="ascii")
     # The yardstick runs on the CPU, so the server does too.
     return TorchServe(config, work_dir=work / f"batch-{batch_size}", env={"CUDA_VISIBLE_DEVICES": ""})
 
@@ -245,15 +243,8 @@ class _Run:
 
     def _agreement(self, server: TorchServe, texts: Sequence[str]) -> float:
         """Smallest cosine between the server's vectors and the yardstick's: a fast wrong answer counts for nothing."""
-        answer = requests.post(
-            f"{server.urls.inference}/predictions/{self.model}",
-            json={"texts": list(texts)},
-            headers=server.headers(),
-            timeout=120,
-        )
-        if answer.status_code != 200:
-            raise UserError(f"the server answers {answer.status_code} to texts: {answer.text.strip()[:300]}")
-        served = answer.json()["embeddings"]
+        with server.inference() as client:
+            served = client.ask(self.model, {"texts": list(texts)})["embeddings"]
         return min(cosine(one, other) for one, other in zip(served, self.offline.vectors(texts), strict=True))
 
 

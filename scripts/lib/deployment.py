@@ -71,7 +71,7 @@ def model_faults(serving: Serving, model: ServedModel, found: Archive) -> Iterat
                 f"archive: its handler may answer with {needed} bytes (max_response_bytes) and server.max_response_size"
                 f" is {serving.server.max_response_size}: a longer answer would kill the worker"
             )
-    if found.manifest.get("model", {}).get("requirementsFile") and not model.install_requirements:
+    if found.has_requirements and not model.install_requirements:
         yield (
             "install_requirements: the archive has a requirements.txt, which would be ignored; say true to let"
             " TorchServe run pip for it"
@@ -112,17 +112,27 @@ def describe(serving: Serving) -> list[str]:
     ]
 
 
-def write(serving: Serving, output: Path, source: str) -> None:
+def write(serving: Serving, output: Path, source: str, verb: str) -> None:
     """Write config.properties for a deployment, whole or not at all.
+
+    Only its owner may read it when `server.extra` is in it, which may hold passwords (of a key store).
+
+    Args:
+        serving: the deployment.
+        output: the file.
+        source, verb: what it was made from, and by which verb; the file says so.
 
     Raises:
         UserError: the file cannot be written.
     """
-    text = properties.render(serving, source)
+    text = properties.render(serving, source, path=output, verb=verb)
     partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="ascii")
+        partial.unlink(missing_ok=True)
+        mode = 0o600 if serving.server.extra else 0o666  # less the umask
+        with os.fdopen(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "w", encoding="ascii") as file:
+            file.write(text)
         partial.replace(output)
     except OSError as error:
         with contextlib.suppress(OSError):

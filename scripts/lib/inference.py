@@ -1,13 +1,18 @@
 """TorchServe's inference API: send a request, ask whether the server lives."""
 
-from typing import NamedTuple
+import json
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 
 import requests
 
 from scripts.lib.errors import UserError
+from scripts.lib.refusals import token_rejected
 
 DEFAULT_URL = "http://127.0.0.1:8080"
+#: A request that any of our handlers answers.
 PROBE = b'{"text": "ready?"}'
 
 
@@ -22,7 +27,8 @@ class Answer(NamedTuple):
 class InferenceClient:
     """Calls one server's inference API over a kept connection. Not for several threads at once.
 
-    A status is a result, not an error; what raises UserError is a server that cannot be reached or does not answer.
+    A status is a result, not an error (but for `ask`); what raises UserError is a server that cannot be reached or does
+    not answer. As a context manager it closes its connection.
 
     Args:
         url: where it listens, without a path.
@@ -65,6 +71,21 @@ class InferenceClient:
             url += "/" + path.strip("/")
         return self._send("POST", url, body, {"Content-Type": content_type})
 
+    def ask(self, name: str, body: Mapping[str, Any]) -> Any:
+        """Send JSON to a model's default version; its decoded answer.
+
+        Raises:
+            UserError: no answer, or another one than 200 with JSON.
+        """
+        answer = self.predict(name, json.dumps(body).encode())
+        if answer.status != 200:
+            said = answer.body.decode("utf-8", "replace").strip()[:300]
+            raise UserError(f"{name} at {self.url} answers a request with {answer.status}: {said}")
+        try:
+            return json.loads(answer.body)
+        except ValueError:
+            raise UserError(f"{name} at {self.url} answers a request with something else than JSON") from None
+
     def ping(self) -> bool:
         """Whether the frontend says Healthy. It says so for a while when every worker is dead: see `probe`."""
         return self._send("GET", f"{self.url}/ping").status == 200
@@ -76,7 +97,7 @@ class InferenceClient:
             UserError: the token is missing or wrong; or no answer.
         """
         answer = self.predict(name, body, version=version)
-        if answer.status == 400 and b"InvalidKeyException" in answer.body:
+        if token_rejected(answer.status, answer.body):
             raise UserError(
                 f"{self.url}: missing or wrong token (TorchServe answers 400, not 401)",
                 hint="get one with: batchserve token inference",
@@ -87,6 +108,14 @@ class InferenceClient:
     def close(self) -> None:
         """Close the connection."""
         self._session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def _send(self, method: str, url: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Answer:
         try:

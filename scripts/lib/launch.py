@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from scripts.lib import properties as props
+from scripts.lib.state import SCRATCH_PREFIX
 
 LOG_CONFIG = props.REPOSITORY / "config" / "log4j2.xml"
 
@@ -58,8 +59,8 @@ def environment(scratch: Path, extra: Mapping[str, str]) -> dict[str, str]:
 
 def scratch_directory() -> Path:
     """A new directory for sockets and extracted archives, on a path short enough for sockets."""
-    directory = Path(tempfile.mkdtemp(prefix="batchserve-"))
+    directory = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX))
     if len(os.fsencode(directory)) > 80 and Path("/tmp").is_dir():
         directory.rmdir()
-        directory = Path(tempfile.mkdtemp(prefix="batchserve-", dir="/tmp"))
+        directory = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir="/tmp"))
     return directory

@@ -10,6 +10,7 @@ from pydantic import AliasGenerator, BaseModel, ConfigDict, Field, TypeAdapter, 
 from pydantic.alias_generators import to_camel
 
 from scripts.lib.errors import UserError
+from scripts.lib.refusals import token_rejected
 
 DEFAULT_URL = "http://127.0.0.1:8081"
 DEFAULT_TIMEOUT = 30.0
@@ -326,9 +327,9 @@ def _refusal(
     status, kind = response.status_code, str(content.get("type", ""))
     reply = str(content.get("message", "")).strip()
     message, hint = f"TorchServe at {client.url}: {reply} ({status})", ""
-    if "Token Auth" in reply or kind == "InvalidKeyException":
+    if token_rejected(status, response.content):
         message = f"{client.url}: missing or wrong token (TorchServe answers {status}, not 401)"
-        hint = "get one with: batchserve token management, and pass it as --token"
+        hint = "get one with: batchserve token management, and set $BATCHSERVE_MANAGEMENT_TOKEN to it (or pass --token)"
     elif status == 405 and method in ("POST", "DELETE"):
         message = f"{client.url}: registering and unregistering is switched off on this server (405)"
         hint = "set model_api: true under server in serving.yaml (enable_model_api in config.properties) and restart it"

@@ -7,6 +7,7 @@ escapes. So only what must be escaped is: a path of plain ASCII stands in the fi
 import io
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ def dumps(properties: Mapping[str, str], comment: str = "") -> str:
     Values are escaped no more than java.util.Properties needs: backslashes, line breaks and tabs, leading blanks, and
     everything outside printable ASCII (as UTF-16 \\uXXXX, for Java reads the file as Latin-1).
     """
-    lines = [f"# {line}".rstrip() for line in comment.splitlines()]
+    lines = [f"# {line}".rstrip().encode("ascii", "backslashreplace").decode() for line in comment.splitlines()]
     lines.extend(f"{_escape(key, key=True)}={_escape(value)}" for key, value in properties.items())
     return "\n".join(lines) + "\n"
 
@@ -146,14 +147,33 @@ def _regex_escape(character: str) -> str:
     return f"[{character}]" if character in ".*+?()|{}$" else "." if character in "[]^" else character
 
 
-def render(serving: Serving, source: str = "config/serving.yaml", metrics_config: Path = METRICS_CONFIG) -> str:
-    """The text of config.properties for a deployment; `source` is named in its first line."""
+def render(
+    serving: Serving,
+    source: str = "config/serving.yaml",
+    *,
+    path: Path = Path("config/config.properties"),
+    verb: str = "configure",
+) -> str:
+    """The text of config.properties for a deployment.
+
+    Args:
+        serving: the deployment.
+        source: what it was read from.
+        path: where the text will be.
+        verb: the verb of the command that writes it.
+    """
     comment = (
-        f"Written by batchserve configure from {source}: change that file, not this one.\n"
+        f"Written by batchserve {verb} from {source}: change that, not this file.\n"
         "The paths are absolute: write it again when the repository moves.\n"
-        "torchserve --start --ncs --ts-config config/config.properties --model-store model_store"
+        f"{torchserve_command(serving, path)}"
     )
-    return dumps(from_serving(serving, metrics_config), comment)
+    return dumps(from_serving(serving), comment)
+
+
+def torchserve_command(serving: Serving, path: Path) -> str:
+    """A command to paste that starts TorchServe without us on a written file."""
+    store = str(serving.server.model_store)
+    return shlex.join(["torchserve", "--start", "--ncs", "--ts-config", str(path), "--model-store", store])
 
 
 def models(properties: Mapping[str, str]) -> dict[str, dict[str, dict[str, Any]]]:

@@ -6,6 +6,7 @@ temporary directory, since the path of a socket may have 107 bytes at most.
 """
 
 import contextlib
+import shutil
 import subprocess
 import sys
 import time
@@ -16,14 +17,15 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 import psutil
-import requests
 
 from scripts.lib import launch, supervisor
 from scripts.lib import properties as props
-from scripts.lib.addresses import REST, check_ports, client_url, free_ports
+from scripts.lib.addresses import REST, check_ports, client_url
 from scripts.lib.errors import UserError
-from scripts.lib.interrupts import stop_on_signals
+from scripts.lib.inference import PROBE, InferenceClient
 from scripts.lib.java import find_java
+from scripts.lib.management import ManagementClient
+from scripts.lib.refusals import token_rejected
 from scripts.lib.serverlog import ServerLog, startup_failure
 from scripts.lib.state import (
     KEY_FILE,
@@ -38,12 +40,10 @@ from scripts.lib.state import (
     sweep,
 )
 
-__all__ = ["StartError", "TorchServe", "Urls", "free_ports", "read_key", "stop_on_signals"]
-
-PROBE = b'{"text": "ready?"}'
-
 _POLL_S = 0.1
 _ASK_S = 2.0
+#: How long the management API may take for an answer while the server starts.
+_ANSWER_S = 10.0
 #: How long a worker that died may take to finish printing why.
 _LAST_WORDS_S = 0.6
 
@@ -123,11 +123,27 @@ class TorchServe:
         java = self._java or find_java()
         make_directory(self.work_dir)
         self._lock = lock(self.work_dir)
-        forget(self.work_dir)
-        self._log.skip()
-        sweep(self.work_dir)
+        try:
+            forget(self.work_dir)
+            self._log.skip()
+            sweep(self.work_dir)
+            self._launch(java)
+            self._write_state()
+        except BaseException as error:
+            self.stop(graceful=False)
+            if isinstance(error, OSError):
+                raise UserError(
+                    f"TorchServe cannot be started with the state directory {self.work_dir}: {error}"
+                ) from None
+            raise
+
+    def _launch(self, java: Path) -> None:
         scratch = launch.scratch_directory()
-        (self.work_dir / SCRATCH_NOTE).write_text(str(scratch), encoding="utf-8", errors="surrogateescape")
+        try:
+            (self.work_dir / SCRATCH_NOTE).write_text(str(scratch), encoding="utf-8", errors="surrogateescape")
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
         server = launch.command(java, scratch, self.properties_path, self.properties, self.model_store)
         command = [sys.executable, "-I", supervisor.__file__, str(scratch), *server]
         with (self.work_dir / "logs" / "console.log").open("wb") as console:
@@ -141,7 +157,6 @@ class TorchServe:
                 # Ctrl-C in the terminal is for us: we end the server in order.
                 start_new_session=True,
             )
-        self._write_state()
 
     def wait_ready(
         self,
@@ -188,8 +203,10 @@ class TorchServe:
         Args:
             graceful: let TorchServe shut down by itself (2–4 s, at most 8) instead of killing it at once.
         """
-        process, held = self._process, self._lock
-        if process is None or held is None:
+        process = self._process
+        if process is None:
+            if self._lock is not None:  # a start that did not get as far as a process
+                self._release()
             return
         tree = self.processes()
         if process.stdin is not None:
@@ -210,10 +227,18 @@ class TorchServe:
                 with contextlib.suppress(OSError):
                     process.stdin.close()
             _kill_all(tree)
+            self._release()
+
+    def _release(self) -> None:
+        """Give the state directory back."""
+        self._process = None
+        try:
             sweep(self.work_dir)
             forget(self.work_dir)
-            held.close()
-            self._process = self._lock = None
+        finally:
+            if self._lock is not None:
+                self._lock.close()
+                self._lock = None
 
     def wait(self) -> int:
         """Block until the server ends by itself; returns the exit status of Java."""
@@ -271,17 +296,22 @@ class TorchServe:
         except psutil.Error:
             return []
 
-    def describe(self, name: str, version: str | None = None) -> dict[str, Any]:
-        """What the management API says of one model (its first version when none is given).
+    @property
+    def management(self) -> ManagementClient:
+        """A client for the management API, with its key. Raises UserError when the key is not there or has expired."""
+        return ManagementClient(self.urls.management, self.management_key, timeout=_ANSWER_S)
+
+    def inference(self, timeout: float = 120.0) -> InferenceClient:
+        """A client for predictions, with their key; to be closed. `timeout` is seconds.
 
         Raises:
-            requests.RequestException: no answer, or none with status 200.
+            UserError: the key is not there or has expired.
         """
-        url = f"{self.urls.management}/models/{name}" + (f"/{version}" if version else "")
-        response = requests.get(url, headers=self.headers("management"), timeout=10)
-        response.raise_for_status()
-        described: dict[str, Any] = response.json()[0]
-        return described
+        return InferenceClient(self.urls.inference, self.inference_key, timeout)
+
+    def describe(self, name: str, version: str | None = None) -> dict[str, Any]:
+        """What the management API says of one version of a model, as `Model` names it. Raises UserError as it does."""
+        return self.management.describe(name, version).model_dump()
 
     def log_text(self) -> str:
         """TorchServe's log of this and earlier runs in the same state directory."""
@@ -332,29 +362,27 @@ class TorchServe:
     def _loaded(self, name: str, versions: Mapping[str, Mapping[str, Any]]) -> bool:
         for version, settings in versions.items():
             try:
-                described = self.describe(name, version)
-            except (requests.RequestException, UserError):
+                described = self.management.describe(name, version)
+            except UserError:
                 return False
-            ready = sum(worker["status"] == "READY" for worker in described["workers"])
-            if ready < settings.get("minWorkers", 1):
+            if described.ready < settings.get("minWorkers", 1):
                 return False
         return True
 
     def _probe(self, name: str, body: bytes, deadline: float) -> None:
-        url = f"{self.urls.inference}/predictions/{name}"
-        headers = {"Content-Type": "application/json", **self.headers()}
-        try:
-            answer = requests.post(url, data=body, headers=headers, timeout=max(deadline - time.monotonic(), 1.0))
-        except requests.RequestException as error:
-            self._check_alive()
-            raise StartError(f"{name} does not answer a request: {error}", hint=self._log_hint()) from None
-        if answer.status_code >= 500 or "TokenAuthorization" in answer.text or answer.status_code == 404:
+        with self.inference(max(deadline - time.monotonic(), 1.0)) as client:
+            try:
+                answer = client.predict(name, body)
+            except UserError as error:
+                self._check_alive()
+                raise StartError(f"{name} does not answer a request: {error}", hint=self._log_hint()) from None
+        if answer.status >= 500 or answer.status == 404 or token_rejected(answer.status, answer.body):
             time.sleep(_LAST_WORDS_S)
             self._log.read()
             said = [line for lines in self._log.said.values() for line in lines]
             raise StartError(
-                f"{name} answers a request with {answer.status_code}: {answer.text.strip()[:500]}\n"
-                + "\n".join(said[-30:]),
+                f"{name} answers a request with {answer.status}:"
+                f" {answer.body.decode('utf-8', 'replace').strip()[:500]}\n" + "\n".join(said[-30:]),
                 hint=self._log_hint(),
             )
 

@@ -2,7 +2,10 @@
 
 import fcntl
 import json
+import os
 import shutil
+import stat
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -18,6 +21,8 @@ STATE_ROOT = Path(".batchserve")
 KEY_FILE = "key_file.json"
 #: Holds the path of the server's scratch directory.
 SCRATCH_NOTE = "scratch"
+#: How the names of scratch directories start.
+SCRATCH_PREFIX = "batchserve-"
 _STATE_FILE = "state.json"
 
 Key = Literal["inference", "management"]
@@ -43,7 +48,7 @@ class State:
     def alive(self) -> bool:
         """Whether the process is there and is no other one with the same number."""
         try:
-            return "supervisor.py" in " ".join(psutil.Process(self.pid).cmdline())
+            return any(Path(part).name == "supervisor.py" for part in psutil.Process(self.pid).cmdline())
         except psutil.Error:
             return False
 
@@ -101,11 +106,32 @@ def running(root: Path = STATE_ROOT) -> dict[Path, State]:
 
 
 def sweep(directory: Path) -> None:
-    """Remove the scratch directory that a state directory's server made: at its end, or what a killed one left."""
+    """Remove the scratch directory that a state directory's server made: at its end, or what a killed one left.
+
+    The note that names it is a file like any other: what it names is only removed if it looks as `launch` makes them.
+    """
     note = directory / SCRATCH_NOTE
     if note.exists():
-        shutil.rmtree(note.read_text(encoding="utf-8", errors="surrogateescape"), ignore_errors=True)
+        scratch = Path(note.read_text(encoding="utf-8", errors="surrogateescape"))
+        if _is_scratch(scratch):
+            shutil.rmtree(scratch, ignore_errors=True)
         note.unlink()
+
+
+def _is_scratch(path: Path) -> bool:
+    """Whether `path` is a directory of this user's (no link), named as ours are, right inside a temporary one."""
+    try:
+        found = path.lstat()
+        temporary = {Path(place).resolve() for place in (tempfile.gettempdir(), "/tmp")}
+        return (
+            path.name.startswith(SCRATCH_PREFIX)
+            and stat.S_ISDIR(found.st_mode)
+            and found.st_uid == os.getuid()
+            and path.is_absolute()
+            and path.parent.resolve() in temporary
+        )
+    except (OSError, ValueError):  # ValueError: a null byte
+        return False
 
 
 def read_key(path: Path, kind: Key) -> str:

@@ -60,8 +60,16 @@ def supervise(command: list[str], scratch: Path) -> int:
         status = _end(process)
     _end_descendants()
     shutil.rmtree(scratch, ignore_errors=True)
-    Path("java.pid").unlink(missing_ok=True)
+    _forget(process.pid)
     return status
+
+
+def _forget(pid: int) -> None:
+    """Remove our note of Java's process id; by now a new server may have put its own there."""
+    note = Path("java.pid")
+    with contextlib.suppress(OSError):
+        if note.read_text().strip() == str(pid):
+            note.unlink()
 
 
 def _end(process: "subprocess.Popen[bytes]") -> int:

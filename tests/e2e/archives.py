@@ -5,7 +5,7 @@ import zipfile
 from pathlib import Path
 
 ECHO = """
-import json, os
+import json, os, sys
 from pathlib import Path
 
 class Echo:
@@ -17,7 +17,8 @@ class Echo:
         self.initialized = True
 
     def handle(self, rows, context):
-        answer = {"batch": len(rows), "pid": os.getpid(), "pythonpath": os.environ.get("PYTHONPATH", "")}
+        answer = {"batch": len(rows), "pid": os.getpid(), "path": sys.path,
+                  "pythonpath": os.environ.get("PYTHONPATH", "")}
         return [json.dumps(answer).encode() for _ in rows]
 """
 

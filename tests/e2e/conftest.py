@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from scripts.lib import properties
-from scripts.lib.server import TorchServe, free_ports
+from scripts.lib.addresses import free_ports
+from scripts.lib.server import TorchServe
 from scripts.lib.serving import PORT_FIELDS, Serving
 from tests.e2e.archives import write_archive
 
@@ -39,7 +40,10 @@ def start_server(directory: Path, mapping: Mapping[str, Any], **options: Any) ->
 
 @pytest.fixture(scope="session")
 def echo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
-    """Two models of a trivial handler: `echo` with two workers, `other`, which the manifest calls something else."""
+    """Two models of a trivial handler: `echo` with two workers, `other`, which the manifest calls something else.
+
+    It is started as a hostile environment would: PYTHONPATH leads to another handler of the same name.
+    """
     directory = tmp_path_factory.mktemp("echo")
     store = directory / "model store"
     store.mkdir()
@@ -51,6 +55,15 @@ def echo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe
         "other": {"archive": "other one.mar", "version": "2.1", "batch_size": 4, "max_batch_delay": 50, "queue": 321,
                   "response_timeout": 30},
     }  # fmt: skip
+    hostile = directory / "hostile"
+    hostile.mkdir()
+    (hostile / "trivial_handler.py").write_text("raise RuntimeError('from PYTHONPATH')")
     server = start_server(directory, serving_mapping(store, models))
-    with server:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", str(hostile))
+        server.start()
+    try:
+        server.wait_ready()
         yield server
+    finally:
+        server.stop()

@@ -15,6 +15,8 @@ import pytest
 import requests
 
 from scripts.lib.errors import UserError
+from scripts.lib.inference import InferenceClient
+from scripts.lib.management import ManagementClient
 from scripts.lib.server import StartError, TorchServe
 from scripts.lib.state import sweep
 from tests.e2e.archives import EXITS, FAILS, IMPORTS, RAISES, SLOW, write_archive
@@ -34,15 +36,14 @@ def broken(tmp_path: Path, source: str, **options: Any) -> TorchServe:
 
 
 def test_the_management_api_shows_what_was_declared(echo_server: TorchServe) -> None:
-    echo, other = echo_server.describe("echo"), echo_server.describe("other")
-    assert {key: echo[key] for key in ("batchSize", "maxBatchDelay", "minWorkers", "maxWorkers")} == {
-        "batchSize": 16, "maxBatchDelay": 3, "minWorkers": 2, "maxWorkers": 2}  # fmt: skip
-    assert (echo["responseTimeout"], echo["startupTimeout"]) == (45, 55)
-    assert echo["jobQueueStatus"]["remainingCapacity"] == 321
-    assert len(echo["workers"]) == 2
-    assert (other["batchSize"], other["maxBatchDelay"], other["responseTimeout"]) == (4, 50, 30)
-    assert other["modelVersion"] == "2.1"
-    assert other["jobQueueStatus"]["remainingCapacity"] == 321
+    echo, other = echo_server.management.describe("echo"), echo_server.management.describe("other")
+    assert (echo.batch_size, echo.max_batch_delay, echo.min_workers, echo.max_workers) == (16, 3, 2, 2)
+    assert (echo.response_timeout, echo.startup_timeout) == (45, 55)
+    assert echo.job_queue_status.remaining_capacity == 321
+    assert len(echo.workers) == 2
+    assert (other.batch_size, other.max_batch_delay, other.response_timeout) == (4, 50, 30)
+    assert other.model_version == "2.1"
+    assert other.job_queue_status.remaining_capacity == 321
 
 
 def test_requests_need_the_inference_key(echo_server: TorchServe) -> None:
@@ -50,6 +51,15 @@ def test_requests_need_the_inference_key(echo_server: TorchServe) -> None:
     url = f"{echo_server.urls.inference}/predictions/echo"
     assert requests.post(url, json={}, timeout=30).status_code == 400
     assert requests.post(url, json={}, headers=echo_server.headers("management"), timeout=30).status_code == 400
+    for token in (None, "wrong", echo_server.management_key):
+        with (
+            InferenceClient(echo_server.urls.inference, token) as client,
+            pytest.raises(UserError, match="wrong token"),
+        ):
+            client.probe("echo")
+        if token != echo_server.management_key:
+            with pytest.raises(UserError, match="wrong token"):
+                ManagementClient(echo_server.urls.management, token).describe("echo")
 
 
 def test_metrics_need_no_key_and_name_the_models(echo_server: TorchServe) -> None:
@@ -91,7 +101,9 @@ def test_only_the_model_store_may_be_registered_from(echo_server: TorchServe, tm
 
 
 def test_workers_see_no_pythonpath_of_ours(echo_server: TorchServe) -> None:
-    assert str(REPOSITORY / "scripts") not in post(echo_server, "echo").json()["pythonpath"]
+    """The server was started with a directory in PYTHONPATH whose trivial_handler.py would take the archive's place."""
+    worker = post(echo_server, "echo").json()
+    assert not [entry for entry in worker["pythonpath"].split(os.pathsep) + worker["path"] if "hostile" in entry]
 
 
 def test_the_state_directory_is_private(echo_server: TorchServe) -> None:

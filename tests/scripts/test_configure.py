@@ -1,6 +1,9 @@
 """`batchserve configure`: what it writes, and what it refuses with the archive in hand."""
 
+import json
+import os
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +171,36 @@ def test_an_output_that_cannot_be_written(desk: Desk) -> None:
     result = desk.configure()
     assert isinstance(result.exception, UserError)
     assert [path.name for path in (desk.path / "config").iterdir()] == ["config.properties"]
+
+
+def test_the_file_says_what_wrote_it_and_how_to_use_it(desk: Desk) -> None:
+    write_archive(desk.store / "minilm.mar")
+    desk.declare(minilm={})
+    assert desk.configure("--output", "my ströme/a.properties").exit_code == 0
+    text = (desk.path / "my ströme" / "a.properties").read_text("ascii")
+    assert text.startswith("# Written by batchserve configure from serving.yaml: change that, not this file.\n")
+    assert "# torchserve --start --ncs --ts-config 'my str\\xf6me/a.properties' --model-store model_store\n" in text
+
+
+def test_only_its_owner_reads_a_file_that_may_hold_secrets(desk: Desk) -> None:
+    write_archive(desk.store / "minilm.mar")
+    path = desk.path / "config" / "config.properties"
+    before = os.umask(0o022)
+    try:
+        desk.declare(minilm={})
+        assert desk.configure().exit_code == 0
+        assert path.stat().st_mode & 0o777 == 0o644
+        desk.declare({"extra": {"keystore_pass": "secret"}}, minilm={})
+        result = desk.configure()
+        assert result.exit_code == 0, result.exception
+        assert path.stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize("model", ["oops", None, []])
+def test_a_crafted_manifest_is_refused(desk: Desk, model: object) -> None:
+    with zipfile.ZipFile(desk.store / "minilm.mar", "w") as file:
+        file.writestr("MAR-INF/MANIFEST.json", json.dumps({"model": model}))
+    desk.declare(minilm={})
+    assert "MANIFEST.json describes no model" in desk.refusal()
