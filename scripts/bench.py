@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,11 +26,19 @@ BUSY_SHARE = 0.25
 
 def bench(
     model: Annotated[
-        str, typer.Option(help="What to serve: a model's directory, a hub id, or bundled:minilm. It is built first.")
-    ] = "bundled:minilm",
+        str | None,
+        typer.Option(
+            help="What to serve: a model's directory, a hub id, or bundled:minilm (which it is if not given). It is "
+            "built first."
+        ),
+    ] = None,
     archive_file: Annotated[
         Path | None,
-        typer.Option("--archive", metavar="FILE", help="Serve this archive of ours instead of building one."),
+        typer.Option(
+            "--archive",
+            metavar="FILE",
+            help="Serve this archive of ours instead of building one; its dtype and threads are measured.",
+        ),
     ] = None,
     workload: Annotated[
         str,
@@ -41,8 +49,11 @@ def bench(
     ] = "all",
     clients: Annotated[str, typer.Option(help="How many clients send at once, several with commas.")] = "1,8,64",
     dtype: Annotated[
-        str, typer.Option(help="float32 or bfloat16, both with a comma; the offline library runs in the same.")
-    ] = "float32",
+        str | None,
+        typer.Option(
+            help="float32 (if not given) or bfloat16, both with a comma; the offline library runs in the same."
+        ),
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes of TorchServe.")] = 2,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of each worker; cores ÷ workers if not given.")
@@ -76,7 +87,11 @@ def bench(
     """
     if requests is not None and duration is not None:
         raise UserError("--requests and --duration exclude each other", hint="give one of them")
-    dtypes = _choices(dtype, DTYPES, "--dtype")
+    if archive_file is not None:
+        dtypes, threads = _of_archive(archive_file, {"--model": model, "--dtype": dtype, "--threads": threads})
+    else:
+        dtypes = _choices(dtype or DTYPES[0], DTYPES, "--dtype")
+    source = model or "bundled:minilm"
     settings = Settings(
         workloads=_choices(workload, WORKLOADS, "--workload"),
         clients=_counts(clients),
@@ -96,17 +111,15 @@ def bench(
     build_s: float | None = None
     with stop_on_signals(), tempfile.TemporaryDirectory(prefix="batchserve-bench-") as temporary:
         work = Path(temporary)
-        if archive_file is not None:
-            dtypes = (_dtype_of(archive_file),)
         for each in dtypes:
             subject, directory = archive_file, work / each
             directory.mkdir()
             if subject is None:
-                with progress(f"building {model} ({each})"):
-                    subject, build_s = _build(model, each, threads, directory)
+                with progress(f"building {source} ({each})"):
+                    subject, build_s = _build(source, each, threads, directory)
             measured[each] = run(subject, each, settings, here, directory, progress)
 
-    report = _report(here, settings, measured, model if archive_file is None else archive_file.name, build_s)
+    report = _report(here, settings, measured, source if archive_file is None else archive_file.name, build_s)
     show(report, console)
     if json_file is not None:
         write_json(report, json_file)
@@ -179,9 +192,25 @@ def _build(model: str, dtype: str, threads: int | None, directory: Path) -> tupl
     return path, time.perf_counter() - start
 
 
-def _dtype_of(path: Path) -> str:
-    dtype = str(archive.read(path).settings.get("dtype", "auto"))
-    return "float32" if dtype == "auto" else dtype
+def _of_archive(path: Path, given: Mapping[str, object]) -> tuple[tuple[str, ...], int | None]:
+    """The dtype and the threads per worker that an archive was built with, for the yardstick to have the same.
+
+    Args:
+        path: the archive.
+        given: options that say how to build one, None where they were not given.
+
+    Raises:
+        UserError: one was given, or the archive can't be read or isn't ours.
+    """
+    named = [option for option, value in given.items() if value is not None]
+    if named:
+        raise UserError(
+            f"{' and '.join(named)} can't change an archive that is built",
+            hint="leave it out, or leave out --archive and have one built",
+        )
+    settings = archive.read(path).settings
+    dtype, threads = str(settings.get("dtype", "auto")), settings.get("threads")
+    return ("float32" if dtype == "auto" else dtype,), threads if isinstance(threads, int) else None
 
 
 def _wants_short(workload: str) -> bool:

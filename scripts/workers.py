@@ -5,13 +5,13 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from scripts.lib import archive, deployment, machine
+from scripts.lib import archive, deployment
 from scripts.lib.arrivals import Arrivals, arrivals, unknown
 from scripts.lib.connection import Connection, connect
 from scripts.lib.console import console, err_console, progress
@@ -22,7 +22,6 @@ from scripts.lib.scaling import Scaler
 from scripts.lib.serving import ServedModel, is_loopback
 
 _QUIET_UNREGISTER = 1.0  # seconds without a request before a model is unregistered
-_WIDE = 1000  # characters: as wide as any table gets
 _LEGEND = (
     "archive: its model-config.yaml; config: config.properties, as serving.yaml declares; REST: said at registration"
     " or by scaling; default: TorchServe's"
@@ -39,7 +38,8 @@ ManagementOption = Annotated[
 TokenOption = Annotated[
     str | None,
     typer.Option(
-        help="The management key; leave it out for a server started in this directory.",
+        help="The management key; leave it out for a server started in this directory. Others on this machine see it"
+        " in ps: better set $BATCHSERVE_MANAGEMENT_TOKEN.",
         envvar="BATCHSERVE_MANAGEMENT_TOKEN",
     ),
 ]
@@ -63,7 +63,7 @@ def status(
 
     Workers are ready/wanted, the queue is waiting/room. Sources are inferred, for TorchServe tells only values.
     """
-    connection = connect(management, token, serving)
+    connection = _connect(management, token, serving)
     running = survey(connection)
     warnings = health(running)
     if connection.serving is not None:
@@ -82,14 +82,20 @@ def status(
         )
         return
     if running:
-        table = _table(running)
-        # A narrow terminal folds cells; a pipe gets whole lines.
-        (console if console.is_terminal else Console(file=console.file, width=_WIDE)).print(table)
+        console.print(_table(running))
         console.print(_LEGEND, style="dim", markup=False)
     else:
         console.print(f"{connection.client.url} runs no models", markup=False)
     for warning in warnings:
         err_console.print(f"warning: {warning}", markup=False)
+
+
+def _connect(management: str | None, token: str | None, serving: Path | None) -> Connection:
+    """`connect`, its warning shown."""
+    connection = connect(management, token, serving)
+    if connection.warning:
+        err_console.print(f"warning: {connection.warning}", markup=False)
+    return connection
 
 
 def survey(connection: Connection) -> list[Effective]:
@@ -143,7 +149,7 @@ def scale(
     No request fails: before TorchServe kills a worker, the worker finishes what it runs and takes nothing new. A
     handler that is not batchserve's cannot do that; then this waits until no request comes for 2 seconds, and says so.
     """
-    connection = connect(management, token, serving)
+    connection = _connect(management, token, serving)
     model = connection.client.describe(name, version)
     before = len(model.workers)
     _warn_of_extremes(connection, workers)
@@ -160,10 +166,16 @@ def scale(
 
 
 def _warn_of_extremes(connection: Connection, workers: int) -> None:
-    cores = machine.cores()
     if workers == 0:
         err_console.print("warning: without a worker every request gets 503", markup=False)
-    elif workers > cores and is_loopback(connection.client.url.split("://")[1].split(":")[0]):
+        return
+    if workers == 1 or not is_loopback(urlsplit(connection.client.url).hostname or ""):
+        return
+    # Here, since it brings torch along, which no other command of these needs.
+    from handlers.threads import cores as count_cores
+
+    cores = count_cores()
+    if workers > cores:
         err_console.print(
             f"warning: {workers} workers on {cores} cores: unless they wait for a GPU they only take turns, and each"
             " has its own copy of the model",
@@ -193,7 +205,7 @@ def register(
 
     What no option says is taken from the archive's entry in serving.yaml, or is 1 worker, batches of 32, 2 ms.
     """
-    connection = connect(management, token, serving)
+    connection = _connect(management, token, serving)
     entry_name, entry = _declared(connection, path.name, name)
     given = {"workers": workers, "batch_size": batch_size, "max_batch_delay": max_batch_delay}
     wanted = entry.model_copy(update={key: value for key, value in given.items() if value is not None})
@@ -289,7 +301,7 @@ def unregister(
     Stop sending first. TorchServe answers running requests with 500, later ones with 404, and those that wait in the
     queue never: so this waits until none has come for a second.
     """
-    connection = connect(management, token, serving)
+    connection = _connect(management, token, serving)
     versions = {model.model_version: model for model in connection.client.versions(name)}
     if version is None and len(versions) > 1:
         raise UserError(

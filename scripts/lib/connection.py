@@ -19,12 +19,14 @@ class Connection:
         serving: the deployment it should be, None when there is no serving.yaml or another server was named.
         source: the file of `serving`.
         metrics: its metrics URL, None where nothing here tells.
+        warning: what the person should know of how it was found; "" for nothing.
     """
 
     client: ManagementClient
     serving: Serving | None
     source: Path | None
     metrics: str | None = None
+    warning: str = ""
 
     @property
     def store(self) -> Path | None:
@@ -43,10 +45,18 @@ def connect(management: str | None = None, token: str | None = None, serving: Pa
         serving: a serving.yaml; None: config/serving.yaml where it is.
 
     Raises:
-        UserError: serving.yaml cannot be read, several servers run from here, or the key has expired.
+        UserError: a serving.yaml that is named, or that is to name the server, cannot be read; several servers run from
+            here; or the key has expired.
     """
     source = serving if serving is not None else DEFAULT_SERVING if DEFAULT_SERVING.is_file() else None
-    declared = Serving.load(source) if source is not None else None
+    declared, warning = None, ""
+    try:
+        declared = Serving.load(source) if source is not None else None
+    except UserError as error:
+        if serving is not None or management is None:
+            raise
+        # The server is named, and the file is one that nobody asked for.
+        source, warning = None, f"nothing is compared with {source}, which cannot be used: {error}"
     servers = running()
     if management is not None:
         client = ManagementClient.at(management)
@@ -62,7 +72,9 @@ def connect(management: str | None = None, token: str | None = None, serving: Pa
     if serving is None and declared is not None and not _same(client.url, _declared_url(declared)):
         source = declared = None
     key = token if token is not None else _local_key(client.url, servers)
-    return Connection(ManagementClient(client.url, key), declared, source, _metrics(client.url, declared, servers))
+    return Connection(
+        ManagementClient(client.url, key), declared, source, _metrics(client.url, declared, servers), warning
+    )
 
 
 def _declared_url(declared: Serving, port: int | None = None) -> str:

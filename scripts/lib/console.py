@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-WIDE = 180  # columns where nobody's terminal sets a limit: a table in a log must not lose its figures
+WIDE = 1000  # columns where nobody's terminal sets a limit: a table in a log or a pipe keeps whole lines
 
 
 def _console(*, stderr: bool = False) -> Console:

@@ -20,7 +20,7 @@ class Machine:
     """Processor, memory, versions and date.
 
     Attributes:
-        cores: cores that this process may run on.
+        cores: cores that this process may use, as the workers count them.
         flags: those of `RELEVANT_FLAGS` that the processor has.
         memory_gb: of the whole machine, in 10⁹ bytes.
         load_before: the machine's one-minute load average when it was described.
@@ -44,6 +44,9 @@ class Machine:
 
 def describe() -> Machine:
     """Describe this machine, now."""
+    # Here, since it brings torch along, which other commands need not wait for.
+    from handlers.threads import cores
+
     processor, flags = _processor()
     return Machine(
         processor=processor,
@@ -54,13 +57,6 @@ def describe() -> Machine:
         versions={"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
-
-
-def cores() -> int:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _processor() -> tuple[str, frozenset[str]]:

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from scripts.bench import _choices, _counts, bench
+from scripts.bench import _choices, _counts, _of_archive, bench
 from scripts.lib import benchmark
 from scripts.lib.benchmark import Settings, cosine
 from scripts.lib.errors import UserError
@@ -15,6 +16,7 @@ from scripts.lib.load import LoadResult, Sample
 from scripts.lib.offline import SingleText
 from scripts.lib.scrape import BatchingWindow
 from scripts.lib.workloads import WORKLOADS, Body, Workload
+from tests.e2e.archives import write_archive
 
 
 def settings(**changes: Any) -> Settings:
@@ -52,6 +54,17 @@ def test_clients_are_whole_numbers_from_one(text: str) -> None:
 def test_a_window_has_one_end() -> None:
     with pytest.raises(UserError, match="exclude each other"):
         bench(requests=10, duration=1.0)
+
+
+@pytest.mark.parametrize("option", ["model", "dtype", "threads"])
+def test_an_archive_is_measured_as_it_was_built(option: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"--{option} can't change an archive"):
+        bench(archive_file=tmp_path / "none.mar", **{option: 3})  # type: ignore[arg-type]
+    path = tmp_path / "a.mar"
+    write_archive(path, config="handler: {dtype: bfloat16, threads: 3}\n")
+    assert _of_archive(path, {"--dtype": None}) == (("bfloat16",), 3)
+    write_archive(path, config="handler: {dtype: auto}\n")
+    assert _of_archive(path, {}) == (("float32",), None)
 
 
 def test_the_yardstick_gets_the_threads_of_all_workers() -> None:

@@ -7,6 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from handlers import threads
 from scripts import workers
 from scripts.lib.errors import UserError
 from tests.e2e.archives import write_archive
@@ -106,7 +107,7 @@ def test_what_cannot_be_registered_is_refused_before_the_call(deployment: Path, 
 
 
 def test_too_many_workers_are_warned_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers.machine, "cores", lambda: 2)
+    monkeypatch.setattr(threads, "cores", lambda: 2)
     rows = [{"id": str(9000 + i), "status": "READY", "pid": i + 1} for i in range(3)]
     with serve(Server(workers=rows, minWorkers=3, maxWorkers=3)) as url:
         workers.scale(NAME, 3, management=url)

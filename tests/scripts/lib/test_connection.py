@@ -90,3 +90,14 @@ def test_a_serving_file_that_is_named_is_compared_with_whatever_url(here: Path) 
     assert connect("http://elsewhere:1", serving=path).serving is not None
     with pytest.raises(UserError, match="no such file"):
         connect(serving=here / "nothing.yaml")
+
+
+def test_a_broken_serving_file_that_nobody_named_is_only_a_warning(here: Path) -> None:
+    path = declare(here)
+    path.write_text("models: [")
+    found = connect("http://elsewhere:1")
+    assert (found.client.url, found.serving, found.source) == ("http://elsewhere:1", None, None)
+    assert found.warning.startswith("nothing is compared with config/serving.yaml, which cannot be used")
+    for named in ({"serving": path}, {"serving": path, "management": "http://elsewhere:1"}, {}):
+        with pytest.raises(UserError, match=r"serving\.yaml"):
+            connect(**named)
