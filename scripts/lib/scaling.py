@@ -13,20 +13,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from handlers.parking import HOLD_HEADER, LONGEST, PARK_HEADER
 from scripts.lib.arrivals import Arrivals, unknown
 from scripts.lib.errors import UserError
 from scripts.lib.management import ApiError, ManagementClient, Model
 
-#: The two headers of handlers/parking.py, which scripts do not import.
-PARK_HEADER = "x-batchserve-park"
-HOLD_HEADER = "x-batchserve-hold"
-
-HOLD = 20.0  # seconds that a parked worker waits for its end
+HOLD = min(20.0, LONGEST)  # seconds that a parked worker waits for its end
 MARGIN = 5.0  # seconds before that, when it is no longer counted on
 QUIET = 2.0  # seconds of empty queue that pass for an idle moment
 TICK = 0.05  # seconds between two looks
 _DEATHS = 3  # processes of one worker that may die before it is said not to start
 _MOST_ASKED = 16  # describe requests at once
+#: Where a worker's own words are: with our log4j2.xml, or with TorchServe's.
+_LOG = "logs/ts_log.log of batchserve's servers, logs/model_log.log of others"
 _QUEUE_FULL = "ServiceUnavailableException"
 
 Report = Callable[[str], None]
@@ -98,12 +97,12 @@ class Scaler:
                 if len(seen) > _DEATHS and not worker.ready:
                     raise UserError(
                         f"worker {worker.id} of {self.name} dies whenever it starts ({model.ready} of {workers} ready)",
-                        hint="its error is in the server's log (logs/model_log.log); then scale back",
+                        hint=f"its error is in the server's log ({_LOG}); then scale back",
                     )
             if time.monotonic() > deadline:
                 raise UserError(
                     f"{model.ready} of {workers} workers of {self.name} are ready after {self.timeout:g} s",
-                    hint="the server goes on trying: see its log (logs/model_log.log), or give --timeout more seconds",
+                    hint=f"the server goes on trying: see its log ({_LOG}), or give --timeout more seconds",
                 )
             time.sleep(TICK * 4)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from handlers.parking import PARK_HEADER
 from scripts.lib import scaling
 from scripts.lib.errors import UserError
 from scripts.lib.management import ApiError, ManagementClient, Model
@@ -44,7 +45,7 @@ class Pretended(ManagementClient):
         free = [pid for pid in state["pids"] if pid not in state["held"]]
         pid = free[state["next"] % len(free)]
         state["next"] += 1
-        parked = str(pid) in (headers or {}).get(scaling.PARK_HEADER, "").split(",")
+        parked = str(pid) in (headers or {}).get(PARK_HEADER, "").split(",")
         if parked:
             state["held"].add(pid)
             state["events"].append(("held", pid))
