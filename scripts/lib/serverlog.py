@@ -1,5 +1,6 @@
 """What TorchServe's log says while it starts: why a model, a worker or the server itself failed."""
 
+import os
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -45,6 +46,9 @@ class ServerLog:
         if not self.path.exists():
             return
         with self.path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < self._offset:
+                # The log was rolled: this is a new file.
+                self._offset, self._rest = 0, b""
             file.seek(self._offset)
             data = file.read()
         self._offset += len(data)

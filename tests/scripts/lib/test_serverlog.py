@@ -109,3 +109,13 @@ def test_the_reason_that_java_gave() -> None:
     assert "refuses the configuration: Bad" in startup_failure("Invalid configuration: Bad\n")
     assert startup_failure("") == "it printed nothing"
     assert startup_failure("a\n\tat b\nc") == "a\nc"
+
+
+def test_a_log_that_was_rolled_is_read_from_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "ts_log.log"
+    path.write_text("an old line\n" * 100 + "cut o")
+    found = ServerLog(path)
+    found.read()
+    path.write_text(died("W-9001-new_1.0") + "\n")
+    found.read()
+    assert found.dead == ["W-9001-new_1.0"]
