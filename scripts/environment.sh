@@ -85,6 +85,8 @@ environment() {
         if [ "$(cat "$stamp" 2>/dev/null)" = "$print" ]; then return; fi
     done
     if [ -n "$extra" ]; then what=".[$extra]"; fi
+    # From here on, until pip is done, no stamp is true.
+    rm -f .venv/installed-*
     echo "installing into .venv (the first time this downloads torch and takes some minutes; log: $install_log)"
     # Compiling all of torch takes longer than unpacking it; Python compiles what is used when it is used.
     "$python" -m pip install --disable-pip-version-check --no-input --no-compile --progress-bar off \
