@@ -12,8 +12,8 @@ from handlers.pooling import Head, finish
 from handlers.protocol import Nouns, Request, base64_floats
 from handlers.tokens import Encoding
 
-# Longest float32 as a shortest decimal, such as -0.0000063184107, and its comma
-FLOAT_BYTES = 17
+# Longest float32 as orjson or json writes it, and its comma: -1234567800000000.0, in a unit vector -0.0000063184107
+FLOAT_BYTES, UNIT_FLOAT_BYTES = 20, 17
 OPENAI_ITEM_BYTES = 64  # of an item's object beside its vector
 
 
@@ -84,9 +84,9 @@ class EmbeddingHandler(TransformerHandler):
     def item_bytes(self, request: Request) -> int:
         """An upper bound: every float at its longest."""
         dimension: int = request.options.get("dimensions", self.dimension)
-        vector = (
-            dimension * 16 // 3 + 4 if request.options.get("encoding_format") == "base64" else dimension * FLOAT_BYTES
-        )
+        number = UNIT_FLOAT_BYTES if request.options.get("normalize", self.settings.normalize) else FLOAT_BYTES
+        base64 = request.options.get("encoding_format") == "base64"
+        vector = dimension * 16 // 3 + 4 if base64 else dimension * number
         return vector + (OPENAI_ITEM_BYTES if request.shape == "openai" else 2)
 
     def card(self) -> dict[str, Any]:

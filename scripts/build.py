@@ -1,12 +1,9 @@
 """`batchserve build` makes an archive of a model; `batchserve inspect` says what is in one and whether it is intact."""
 
 import json
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +12,7 @@ from rich.table import Table
 from scripts.lib import archive, integrity, store
 from scripts.lib.console import console, err_console, progress
 from scripts.lib.errors import UserError
+from scripts.lib.interrupts import stop_on_signals
 from scripts.lib.names import check_model_name, check_version
 from scripts.lib.recipe import Order, Recipe, prepare
 from scripts.lib.source import resolve
@@ -102,7 +100,7 @@ def build(
         handler=handler, requirements=requirements, convert=convert, trust_remote_code=trust_remote_code,
         response_timeout=response_timeout,
     )  # fmt: skip
-    with _term_ends(), _disk_errors(), store.workspace(model_store, name) as work:
+    with stop_on_signals(), _disk_errors(), store.workspace(model_store, name) as work:
         with progress("Reading the model's files"):
             recipe = prepare(order, work)
             unchanged = if_changed and _same(final, recipe)
@@ -114,28 +112,13 @@ def build(
         with progress(f"Writing {final.name}"):
             digest = archive.write(built, recipe.contents, recipe.members)
         with progress("Verifying it: checksums, then one text in a clean process"):
-            verify(built, recipe.members, work)
+            card = verify(built, recipe.members, work)["card"]
         size = built.stat().st_size
         store.publish(built, final, replace=force or if_changed)
     console.print(f"{final}: {_size(size)}, {len(recipe.members)} members", markup=False)
     console.print(f"sha256 {digest}", markup=False)
-
-
-@contextmanager
-def _term_ends() -> Iterator[None]:
-    """TERM ends a build as Ctrl-C does: what it made is removed."""
-
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        raise SystemExit(128 + signal.SIGTERM)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    if card:
+        console.print(_answers_with(card), markup=False)
 
 
 @contextmanager
@@ -173,6 +156,14 @@ def _tell(recipe: Recipe) -> None:
     for reason, paths in reasons.items():
         more = f" and {len(paths) - _FEW} more" if len(paths) > _FEW else ""
         err_console.print(f"left out ({reason}): {', '.join(paths[:_FEW])}{more}", markup=False)
+
+
+def _answers_with(card: dict[str, Any]) -> str:
+    """What the verified archive said of itself, in a line."""
+    said = [f"{card['dimensions']} dimensions"] if "dimensions" in card else []
+    said += [f"{key} {card[key]}" for key in ("dtype", "attention") if key in card]
+    said += [f"texts of at most {card['max_tokens']} tokens"] if "max_tokens" in card else []
+    return f"verified on {card.get('device', 'this machine')}: {', '.join(said)}"
 
 
 def _size(count: int) -> str:

@@ -165,7 +165,7 @@ def _handlers() -> dict[str, Content]:
     spec = importlib.util.find_spec("handlers")
     places = list(spec.submodule_search_locations or []) if spec is not None else []
     if not places:
-        raise UserError("the package `handlers` is not installed", "run from the checkout, or pip install it")
+        raise UserError("the package `handlers` is not installed", "install the checkout: pip install -e .")
     found = {name: path for name, path in tree.walk(Path(places[0])).items() if name.endswith(".py")}
     return {f"handlers/{name}": path for name, path in found.items()}
 

@@ -41,12 +41,14 @@ def resolve(model: str, *, revision: str | None = None) -> Source:
         revision: branch, tag or commit of a hub id.
 
     Raises:
-        UserError: it is none of these, or the hub cannot be reached.
+        UserError: it is none of these, the hub cannot be reached, or a revision is asked for of what has none.
     """
     if model.startswith("bundled:"):
+        _no_revision(model, revision)
         return _bundled(model.removeprefix("bundled:"))
     path = Path(model).expanduser()
     if model and path.is_dir():
+        _no_revision(f"the directory {model}", revision)
         return Source(path, path.resolve().name)
     if model and path.exists():
         raise UserError(f"{model} is a file; a model is a directory", f"try {path.parent}")
@@ -56,6 +58,11 @@ def resolve(model: str, *, revision: str | None = None) -> Source:
         f"there is no directory {model}, and it is no hub id either (owner/name)",
         f"MODEL is a directory, a hub id, or one of: {', '.join(f'bundled:{name}' for name in sorted(BUNDLED))}",
     )
+
+
+def _no_revision(what: str, revision: str | None) -> None:
+    if revision is not None:
+        raise UserError(f"{what} has no revisions, and {revision} is asked for", "--revision is for hub ids")
 
 
 def _bundled(name: str) -> Source:

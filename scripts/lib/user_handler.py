@@ -60,7 +60,7 @@ def check_text(path: Path) -> str:
         line = f" line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         raise UserError(f"{path}{line}: {getattr(error, 'msg', error)}", "correct the file") from error
     classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
-    _judge(path, classes, any(_defines_handle(node) for node in tree.body), certain=False)
+    _judge(path, classes, any(_defines_handle(node) for node in tree.body))
     return module
 
 
@@ -85,7 +85,8 @@ def _defines_handle(node: ast.stmt) -> bool:
     return any(isinstance(target, ast.Name) and target.id == "handle" for target in targets)
 
 
-def _judge(path: Path, classes: list[str], handle: bool, *, certain: bool) -> None:
+def _judge(path: Path, classes: list[str], handle: bool) -> None:
+    """Raise UserError unless there is one class and no function `handle`."""
     if handle:
         raise UserError(
             f"{path.name} has a function `handle`, which TorchServe would call instead of your class", "rename it"
@@ -95,8 +96,6 @@ def _judge(path: Path, classes: list[str], handle: bool, *, certain: bool) -> No
             f"{path.name} defines the classes {', '.join(classes)}; TorchServe wants exactly one",
             "move the others into the handler's class",
         )
-    if not classes and certain:
-        raise UserError(f"{path.name} defines no class", "define one subclass, as class MyHandler(EmbeddingHandler)")
     if not classes:
         raise UserError(
             f"{path.name} defines no class (imported ones don't count)",
@@ -136,7 +135,7 @@ def check_import(directory: Path, module: str) -> None:
     found = json.loads(done.stdout.strip().splitlines()[-1])
     if Path(found["file"]).resolve() != path.resolve():
         raise UserError(f"`import {module}` finds {found['file']} instead of your file", "rename it")
-    _judge(path, found["classes"], found["handle"], certain=True)
+    _judge(path, found["classes"], found["handle"])
     if not found["ours"][0]:
         raise UserError(
             f"{path.name}: {found['classes'][0]} is no subclass of {_BASE}",

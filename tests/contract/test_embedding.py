@@ -219,6 +219,8 @@ def test_no_float_is_longer_than_the_bound_on_an_answer(served: Served, library:
         for sign in (1, -1):
             vector = np.full(32, sign * number, dtype=np.float32)
             assert len(dumps(vector)) <= served.handler.item_bytes(Request(("a",), {"normalize": False}))
+            if abs(number) <= 1:
+                assert len(dumps(vector)) <= served.handler.item_bytes(Request(("a",), {"normalize": True}))
 
 
 def test_an_answer_stays_within_its_bound(served: Served) -> None:

@@ -39,6 +39,7 @@ def wait(*_):
     (barrier / str(os.getpid())).touch()
     while len(list(barrier.iterdir())) < int(os.environ["BUILDERS"]):
         time.sleep(0.01)
+    return {"card": {}}
 build.verify = wait
 typer.run(build.build)
 """
@@ -54,7 +55,7 @@ def run(*arguments: Any) -> str:
 @pytest.fixture
 def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the process that loads the archive, which takes seconds; the bytes are still checked."""
-    monkeypatch.setattr("scripts.lib.verification.answer_one", lambda *_, **__: {})
+    monkeypatch.setattr("scripts.lib.verification.answer_one", lambda *_, **__: {"card": {}})
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +247,9 @@ def test_two_different_builds_at_once_without_force(tmp_path: Path, minilm_like:
     assert integrity.problems(tmp_path / "store" / "m.mar") == []
 
 
-@pytest.mark.parametrize(("number", "rests"), [(signal.SIGKILL, 1), (signal.SIGTERM, 0), (signal.SIGINT, 0)])
+@pytest.mark.parametrize(
+    ("number", "rests"), [(signal.SIGKILL, 1), (signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 0)]
+)
 def test_a_build_that_is_stopped_leaves_no_archive(tmp_path: Path, minilm_like: Path, number: int, rests: int) -> None:
     store = tmp_path / "store"
     build = start(minilm_like, store, tmp_path, 2)  # waits for a second one that never comes
@@ -277,7 +280,8 @@ def test_the_readmes_handler_builds_and_answers(
     needs = tmp_path / "requirements.txt"
     needs.write_text("orjson\n")
     monkeypatch.chdir(tmp_path)  # a store by a relative path, as the default is
-    run("build", minilm_like, "--name", "m", "--store", ".", "--handler", handler, "--requirements", needs)
+    said = run("build", minilm_like, "--name", "m", "--store", ".", "--handler", handler, "--requirements", needs)
+    assert "8 dimensions, dtype float32, attention packed, texts of at most 48 tokens" in " ".join(said.split())
     whole = archive.read(tmp_path / "m.mar")
     assert whole.handler == "html_handler"
     assert whole.manifest["model"]["requirementsFile"] == "requirements.txt"

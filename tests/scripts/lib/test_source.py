@@ -24,6 +24,12 @@ def test_bundled() -> None:
     assert "bundled:minilm" in error.value.hint
 
 
+def test_only_the_hub_has_revisions(tmp_path: Path) -> None:
+    for model in ("bundled:minilm", str(tmp_path)):
+        with pytest.raises(UserError, match="has no revisions, and v2 is asked for"):
+            source.resolve(model, revision="v2")
+
+
 def test_neither_directory_nor_hub_id(tmp_path: Path) -> None:
     for model in ("./models/minilm", "minilm", "", "a/b/c", "https://example.com/x"):
         with pytest.raises(UserError, match="no directory"):
