@@ -209,15 +209,12 @@ class TorchServe:
                 self._release()
             return
         tree = self.processes()
-        if process.stdin is not None:
-            with contextlib.suppress(OSError):
-                process.stdin.write(supervisor.TERMINATE if graceful else supervisor.KILL)
-                process.stdin.flush()
+        _order(process, supervisor.TERMINATE if graceful else supervisor.KILL)
         try:
             process.wait(supervisor.GRACE_S + 7)
         except KeyboardInterrupt:
             # Asked again: no more patience.
-            self._order_kill(process)
+            _order(process, supervisor.KILL)
             process.wait(10)
         except subprocess.TimeoutExpired:
             process.kill()
@@ -386,12 +383,13 @@ class TorchServe:
                 hint=self._log_hint(),
             )
 
-    @staticmethod
-    def _order_kill(process: "subprocess.Popen[bytes]") -> None:
-        if process.stdin is not None:
-            with contextlib.suppress(OSError):
-                process.stdin.write(supervisor.KILL)
-                process.stdin.flush()
+
+def _order(process: "subprocess.Popen[bytes]", order: bytes) -> None:
+    """Tell the supervisor to end, if it still listens."""
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.write(order)
+            process.stdin.flush()
 
 
 def _kill_all(processes: list[psutil.Process]) -> None:
