@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 RESPONSE_TIMEOUT = 120  # seconds; TorchServe's, when model-config.yaml says nothing
 TIME_SHARE = 0.7  # of the response timeout that a batch may be predicted to take
+TOKENIZE_SHARE = 0.2  # of it, after which no further request of the batch is tokenised
+MAX_TEXT_CHARACTERS = 1_000_000  # of one text, prompt included: tokenising takes up to 4 µs and 600 bytes for each
+MAX_REQUEST_CHARACTERS = 8_000_000  # more than TorchServe lets in, unless a prompt is put before many texts
 ENVELOPE_BYTES = 1024  # of an answer beside its items
 
 
@@ -82,7 +85,8 @@ class TransformerHandler(BaseHandler):
         self.manifest = context.manifest
         settings = context.model_yaml_config or {}
         self.settings = HandlerConfig.from_mapping(settings.get("handler") or {})
-        self.time_budget = TIME_SHARE * float(settings.get("responseTimeout") or RESPONSE_TIMEOUT)
+        self.response_timeout = float(settings.get("responseTimeout") or RESPONSE_TIMEOUT)
+        self.time_budget = TIME_SHARE * self.response_timeout
         properties = context.system_properties
         self.directory = Path(properties["model_dir"]) / self.settings.model
         self.model_name = context.model_name
@@ -97,10 +101,11 @@ class TransformerHandler(BaseHandler):
 
     def preprocess(self, data: Sequence[Mapping[str, Any]]) -> Work:
         """Rows → requests → encodings; what is wrong with a request stays in its slot."""
-        work = Work([self._slot(i, row) for i, row in enumerate(data)], time.monotonic())
+        work = Work([], time.monotonic())
+        work.slots += [self._slot(i, row) for i, row in enumerate(data)]
         self.metrics.batch(len(work.slots))
-        self._encode(work.slots)
-        self._admit(work.slots)
+        self._encode(work.slots, work.started + TOKENIZE_SHARE * self.response_timeout)
+        self._admit(work.slots, work.started + self.time_budget - time.monotonic())
         self.metrics.count("batchserve_tokenize_seconds_total", round(time.monotonic() - work.started, 6))
         return work
 
@@ -189,8 +194,10 @@ class TransformerHandler(BaseHandler):
 
     def _slot(self, index: int, row: Mapping[str, Any]) -> Slot:
         headers = decoding.Headers(self.context.get_all_request_header(index) or {})
-        slot = Slot(openai=decoding.route_of(headers) == protocol.OPENAI_ROUTE)
+        route = decoding.route_of(headers)
+        slot = Slot(openai=route == protocol.OPENAI_ROUTE)
         try:
+            protocol.check_route(route)
             if headers.get("describe") == "True" and not row:
                 return slot
             if headers.get("explain") == "True" and not slot.openai:
@@ -226,29 +233,62 @@ class TransformerHandler(BaseHandler):
                 param=request.field,
             )
 
-    def _encode(self, slots: Sequence[Slot]) -> None:
-        """Tokenise every text of the batch in one call."""
-        texts: list[Text] = []
+    def _encode(self, slots: Sequence[Slot], deadline: float) -> None:
+        """Tokenise the texts of the batch, in few calls, a request at a time once there is much of it."""
+        waiting: list[tuple[Slot, list[Text]]] = []
+        characters = 0
         for slot in slots:
-            if slot.request and not slot.error:
-                try:
-                    prompt = self.prompt(slot.request)
-                except RequestError as error:
-                    slot.error = error
-                    continue
-                truncate = slot.request.options.get("truncate", True)
-                texts += [Text(item, prompt, truncate) for item in slot.request.items]
-        encoded = iter(self.model.tokens.encode(texts))
-        for slot in slots:
-            if slot.request and not slot.error:
-                for i in range(len(slot.request.items)):
-                    encoding = next(encoded)
-                    if isinstance(encoding, Encoding):
-                        slot.encodings.append(encoding)
-                    elif slot.error is None:
-                        slot.error = _placed(encoding, slot.request, i)
+            if slot.request is None or slot.error:
+                continue
+            try:
+                texts = self._texts(slot.request)
+            except RequestError as error:
+                slot.error = error
+                continue
+            characters += sum(map(len, texts))
+            waiting.append((slot, texts))
+            if characters > MAX_TEXT_CHARACTERS:
+                self._tokenise(waiting, deadline)
+                waiting, characters = [], 0
+        self._tokenise(waiting, deadline)
 
-    def _admit(self, slots: Sequence[Slot]) -> None:
+    def _texts(self, request: Request) -> list[Text]:
+        """What to tokenise for a request.
+
+        Raises:
+            RequestError: the prompt cannot be had.
+            TooLarge: tokenising would take too long or too much memory.
+        """
+        prompt = self.prompt(request)
+        truncate = request.options.get("truncate", True)
+        texts = [Text(item, prompt, truncate) for item in request.items]
+        for i, text in enumerate(texts):
+            if len(text) > MAX_TEXT_CHARACTERS:
+                said = f"the text has {len(text)} characters; at most {MAX_TEXT_CHARACTERS} are read."
+                raise _placed(TooLarge(said, code="text_too_long"), request, i)
+        total = sum(map(len, texts))
+        if total > MAX_REQUEST_CHARACTERS:
+            raise TooLarge(
+                f"With their prompt the texts have {total} characters; at most {MAX_REQUEST_CHARACTERS} fit.",
+                code="too_large",
+                param=request.field,
+            )
+        return texts
+
+    def _tokenise(self, waiting: Sequence[tuple[Slot, list[Text]]], deadline: float) -> None:
+        if time.monotonic() > deadline:
+            for slot, _ in waiting:
+                slot.error = Overloaded("The batch holds too much text beside this request; try again.")
+            return
+        encoded = iter(self.model.tokens.encode([text for _, texts in waiting for text in texts]))
+        for slot, texts in waiting:
+            for i, encoding in enumerate([next(encoded) for _ in texts]):
+                if isinstance(encoding, Encoding):
+                    slot.encodings.append(encoding)
+                elif slot.error is None and slot.request is not None:
+                    slot.error = _placed(encoding, slot.request, i)
+
+    def _admit(self, slots: Sequence[Slot], budget: float) -> None:
         """Refuse, in order of arrival, what the worker could not finish before TorchServe gives up on it."""
         spent = 0.0
         for slot in slots:
@@ -265,8 +305,10 @@ class TransformerHandler(BaseHandler):
                     code="too_much_work",
                     param=slot.request.field,
                 )
-            elif spent + seconds > self.time_budget:
+                self.model.costs = self.model.costs.relaxed()
+            elif spent + seconds > budget:
                 slot.error = Overloaded("The batch holds too much work beside this request; try again.")
+                self.model.costs = self.model.costs.relaxed()
             else:
                 spent += seconds
 

@@ -15,6 +15,16 @@ from handlers.errors import RequestError, shown
 
 TEXT_FIELDS = ("data", "text")
 
+CHARSETS = frozenset(
+    [
+        *("ascii", "utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"),
+        *("koi8-r", "koi8-u", "mac-roman", "shift_jis", "cp932", "euc_jp", "iso2022_jp", "gb2312", "gbk", "gb18030"),
+        *("big5", "big5hkscs", "euc_kr", "cp949", "cp437", "cp850", "cp866", "cp874"),
+        *(f"iso8859-{part}" for part in range(1, 17)),
+        *(f"cp{page}" for page in range(1250, 1259)),
+    ]
+)
+
 _MARKS = (  # longest first: UTF-32's mark starts with UTF-16's
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -60,10 +70,17 @@ class Headers(Mapping[str, Any]):
         if declared is None:
             return "", None
         # TorchServe hands a body's media type over without its parameters: the charset is in the request's own header
-        charset = declared.get_content_charset()
+        charset = _charset(declared)
         if charset is None and field == "body" and whole is not None:
-            charset = whole.get_content_charset()
+            charset = _charset(whole)
         return declared.get_content_type(), charset
+
+
+def _charset(message: Message) -> str | None:
+    try:
+        return message.get_content_charset()
+    except (ValueError, LookupError):
+        raise RequestError("The content type's charset cannot be read.", code="unknown_charset") from None
 
 
 def _parsed(content_type: Any) -> Message | None:
@@ -123,6 +140,8 @@ def _form(row: Mapping[str, Any], headers: Headers) -> Any:
 
 def _option(value: Any, headers: Headers, name: str) -> Any:
     """A form field that is an option: a JSON scalar where it reads as one, else a text."""
+    if not isinstance(value, str | bytes | bytearray):
+        return value  # a part of its own with a JSON type: TorchServe decoded it
     text = _value(value, "text/plain", headers.content_type(name)[1], name)
     try:
         return json.loads(text)
@@ -181,15 +200,16 @@ def _text(raw: bytes, charset: str | None, field: str) -> str:
 
 
 def _codec(charset: str) -> str:
-    """Python's name of a charset of text.
+    """Python's name of a charset that texts come in.
 
     Raises:
-        RequestError: it is none; Python also knows codecs such as zip or rot13, which are not charsets.
+        RequestError: it is none of CHARSETS. Python knows many codecs more that are no charsets, and some that take
+            quadratic time, such as punycode.
     """
     try:
-        info = codecs.lookup(charset)
-        if not getattr(info, "_is_text_encoding", True):
-            raise LookupError
+        name = codecs.lookup(charset).name
     except (LookupError, ValueError):
-        raise RequestError(f"The charset {shown(charset)} is unknown.", code="unknown_charset") from None
-    return info.name
+        name = ""
+    if name not in CHARSETS:
+        raise RequestError(f"The charset {shown(charset)} is unknown.", code="unknown_charset")
+    return name

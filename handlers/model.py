@@ -26,6 +26,7 @@ BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}
 # Largest launch cost that a fit may find, in tokens: a hiccup while timing must not talk the planner into padding.
 MAX_LAUNCH_COST = 8192
 ROUNDS = 5  # of the fit
+SLOWEST = 4  # times the expected cost: what is slower is a stall
 PROBE_TOKENS = 300  # of the longest text that packing is tried on; windows longer than that show when they matter
 
 
@@ -49,12 +50,17 @@ class Costs:
         """These costs, a step nearer to what a batch has just taken.
 
         The fit at start-up may have met a busy machine, and scaling changes a worker's threads: a prediction that
-        stayed wrong would refuse work that fits, or take on work that does not.
+        stayed wrong would refuse work that fits, or take on work that does not. A stall says little of the next batch,
+        so what is seen counts as at most SLOWEST times what was expected.
         """
         if not tokens:
             return self
         seen = seconds / (tokens + launches * self.launch_cost)
-        return Costs(0.8 * self.seconds_per_token + 0.2 * seen, self.launch_cost)
+        return Costs(0.8 * self.seconds_per_token + 0.2 * min(seen, SLOWEST * self.seconds_per_token), self.launch_cost)
+
+    def relaxed(self) -> "Costs":
+        """Slightly lower costs, for after a refusal: what is refused never runs and could not correct them."""
+        return Costs(0.9 * self.seconds_per_token, self.launch_cost)
 
 
 class Model:

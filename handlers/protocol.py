@@ -75,6 +75,16 @@ class Request:
         return replace(self, items=changed)
 
 
+def check_route(route: str) -> None:
+    """Refuse a path that is none of ours, whatever the body.
+
+    Raises:
+        UnknownRoute: with the path that there is.
+    """
+    if route not in ("", OPENAI_ROUTE):
+        raise UnknownRoute(f"There is no route {shown(route)}; there is {OPENAI_ROUTE}.")
+
+
 def parse(call: Call, options: Iterable[str], max_items: int) -> Request:
     """Find the items, the options and the shape in a decoded body.
 
@@ -86,9 +96,8 @@ def parse(call: Call, options: Iterable[str], max_items: int) -> Request:
     Raises:
         UnknownRoute, TooLarge, RequestError: see their messages.
     """
+    check_route(call.route)
     openai = call.route == OPENAI_ROUTE
-    if call.route and not openai:
-        raise UnknownRoute(f"There is no route {shown(call.route)}; there is {OPENAI_ROUTE}.")
     body = call.body
     if isinstance(body, str):
         body = {"text": body}

@@ -1,6 +1,6 @@
 """Texts → encodings, and encodings → packed or padded tensors."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -10,6 +10,8 @@ from tokenizers import normalizers
 from torch import Tensor
 
 from handlers.errors import RequestError
+
+CHUNK_CHARACTERS = 300_000  # tokenised in one call
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,24 @@ class Text:
     item: str | tuple[int, ...]
     prompt: str = ""
     truncate: bool = True
+
+    def __len__(self) -> int:
+        """Characters to tokenise, or token ids."""
+        return len(self.item) + (len(self.prompt) if isinstance(self.item, str) else 0)
+
+
+def _chunks(texts: Sequence[Text]) -> Iterator[list[Text]]:
+    """Texts in order, about CHUNK_CHARACTERS at a time: an encoding takes 600 bytes a token until it is cut."""
+    chunk: list[Text] = []
+    characters = 0
+    for text in texts:
+        chunk.append(text)
+        characters += len(text)
+        if characters > CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
 
 
 class Tokens:
@@ -93,17 +113,17 @@ class Tokens:
 
     def encode(self, texts: Sequence[Text]) -> list[Encoding | RequestError]:
         """Tokenise, truncate where wished; one slot per text, in order."""
-        plain = [i for i, text in enumerate(texts) if isinstance(text.item, str)]
-        found = self._backend.encode_batch([texts[i].prompt + str(texts[i].item) for i in plain])
-        whole: list[tuple[list[int], list[int]] | RequestError] = [
-            self._wrapped(text.item) if isinstance(text.item, tuple) else ([], []) for text in texts
-        ]
-        for i, encoding in zip(plain, found, strict=True):
-            whole[i] = encoding.ids, encoding.type_ids
-        return [
-            slot if isinstance(slot, RequestError) else self._fitted(*slot, text)
-            for slot, text in zip(whole, texts, strict=True)
-        ]
+        slots: list[Encoding | RequestError] = []
+        for chunk in _chunks(texts):
+            found = iter(self._backend.encode_batch([t.prompt + t.item for t in chunk if isinstance(t.item, str)]))
+            for text in chunk:
+                if isinstance(text.item, str):
+                    encoding = next(found)
+                    slots.append(self._fitted(encoding.ids, encoding.type_ids, text))
+                else:
+                    wrapped = self._wrapped(text.item)
+                    slots.append(wrapped if isinstance(wrapped, RequestError) else self._fitted(*wrapped, text))
+        return slots
 
     def _wrapped(self, ids: tuple[int, ...]) -> tuple[list[int], list[int]] | RequestError:
         """Token ids with the model's special tokens around them, unless they are there already."""

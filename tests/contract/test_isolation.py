@@ -1,6 +1,7 @@
 """What may not go wrong in a batch: memory, time, numbers, clients' headers, logs; through TorchServe's own Service."""
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,46 @@ def test_too_much_work_is_refused_before_it_is_begun(serve: Serve, tiny_model: P
     assert (large.status, large.json()["code"]) == (413, "too_much_work")
     assert "at most about 17 items" in large.json()["message"]
     assert (crowded.status, crowded.headers["Retry-After"]) == (503, "1")
+
+
+def test_text_that_would_take_too_long_to_tokenise_is_refused(serve: Serve, tiny_model: Path) -> None:
+    served = serve(tiny_model, **SETTINGS)
+    begun = time.monotonic()
+    long, many, prompted, fine = served.ask(
+        {"text": "." * 1_000_001},
+        {"texts": ["a", "." * 1_000_001]},
+        {"texts": ["a"] * 1000, "prompt": "a" * 300_000},
+        {"text": "the cat"},
+    )
+    assert (long.status, long.json()["param"]) == (413, "text")
+    assert (many.status, many.json()["param"], many.json()["code"]) == (413, "texts[1]", "text_too_long")
+    assert (prompted.status, prompted.json()["code"]) == (413, "too_large")
+    assert fine.status == 200
+    assert time.monotonic() - begun < 20
+
+
+def test_a_batch_with_too_much_text_is_tokenised_in_order_of_arrival(
+    serve: Serve, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve(tiny_model, **SETTINGS, response_timeout=10)
+    tokens = served.handler.model.tokens
+    whole = tokens.encode
+
+    def slow(texts: Any) -> Any:
+        if texts and len(texts[0]) > 100_000:
+            time.sleep(2.1)
+        return whole(texts)
+
+    monkeypatch.setattr(tokens, "encode", slow)
+    first, second, third = served.ask({"text": "a" * 600_000}, {"text": "a" * 600_000}, {"text": "the cat"})
+    assert (first.status, second.status) == (200, 200), "tokenised together"
+    assert (third.status, third.headers["Retry-After"]) == (503, "1")
+
+
+def test_an_unknown_route_is_404_whatever_the_body(served: Served) -> None:
+    for body in (b"", b"{", b'{"input": "a"}'):
+        answer = served.ask(Body(body, "application/json", headers={"url_path": "v1/models"}))[0]
+        assert (answer.status, answer.json()["code"]) == (404, "unknown_route")
 
 
 def test_predictions_follow_what_batches_take(serve: Serve, tiny_model: Path) -> None:

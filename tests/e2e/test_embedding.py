@@ -251,7 +251,7 @@ def test_scaling_loses_no_request(server: TorchServe, oracle: SentenceTransforme
             for workers in (1, 2):
                 time.sleep(1)
                 scaler.to(workers)
-                assert len(server.describe("minilm")["workers"]) == workers
+                assert len(server.management.describe("minilm").workers) == workers
             time.sleep(1)
         finally:
             done.set()

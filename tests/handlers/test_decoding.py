@@ -112,12 +112,28 @@ def test_undecodable() -> None:
     assert fault("undecodable", lambda: form({"text": bytearray(b"\xff")})).param == "text"
 
 
-@pytest.mark.parametrize("charset", ["nonsense", "zip", "rot13", "idna\x00", "base64"])
+@pytest.mark.parametrize(
+    "charset", ["nonsense", "zip", "rot13", "idna\x00", "base64", "punycode", "idna", "utf-7", "unicode_escape"]
+)
 def test_no_charset(charset: str) -> None:
     fault("unknown_charset", lambda: body(bytearray(b"abc"), f'text/plain; charset="{charset}"'))
 
 
+def test_a_charset_that_cannot_be_read() -> None:
+    fault("unknown_charset", lambda: body(bytearray(b"abc"), "text/plain; charset*=%00''x"))
+
+
+@pytest.mark.parametrize(
+    "charset", ["utf8", "latin1", "windows-1252", "Shift_JIS", "GB18030", "big5", "KOI8-R", "ascii"]
+)
+def test_charsets_of_texts(charset: str) -> None:
+    assert body(bytearray("abc".encode(charset)), f"text/plain; charset={charset}") == "abc"
+
+
 def test_forms() -> None:
+    # a part of its own content type is decoded already
+    parts = {"text": bytearray(b"a"), "normalize": True, "dimensions": 3}
+    assert form(parts, normalize="application/json") == {"text": "a", "normalize": True, "dimensions": 3}
     assert form({"text": bytearray(b'{"not": "parsed"}')}) == '{"not": "parsed"}'
     assert form({"data": bytearray(b'{"text": "a"}')}) == {"text": "a"}
     assert form({"data": bytearray(b"words")}) == "words"

@@ -118,3 +118,8 @@ def test_costs_follow_what_is_measured() -> None:
     after = costs.after(tokens=400, launches=2, seconds=12.0)
     assert after.seconds_per_token == pytest.approx(0.8 * 0.01 + 0.2 * 0.02)
     assert costs.after(tokens=0, launches=0, seconds=5.0) == costs, "a batch in which nothing ran says nothing"
+    stalled = costs.after(tokens=400, launches=2, seconds=10_000.0)
+    assert stalled.seconds_per_token == pytest.approx(0.016)
+    for _ in range(20):
+        stalled = stalled.relaxed()
+    assert stalled.seconds_per_token < 0.003, "refusals alone lead back to where work is tried again"
