@@ -106,7 +106,7 @@ class TransformerHandler(BaseHandler):
         self.metrics.batch(len(work.slots))
         self._encode(work.slots, work.started + TOKENIZE_SHARE * self.response_timeout)
         self._admit(work.slots, work.started + self.time_budget - time.monotonic())
-        self.metrics.count("batchserve_tokenize_seconds_total", round(time.monotonic() - work.started, 6))
+        self.metrics.count("batchserve_tokenize_seconds_total", time.monotonic() - work.started)
         return work
 
     @torch.inference_mode()
@@ -135,7 +135,7 @@ class TransformerHandler(BaseHandler):
             "batchserve_micro_batches_total": tally.micro_batches,
             "batchserve_oom_splits_total": tally.splits,
             "batchserve_fp32_retries_total": tally.retries,
-            "batchserve_forward_seconds_total": round(spent, 6),
+            "batchserve_forward_seconds_total": spent,
         }.items():
             self.metrics.count(name, value)
         return data
@@ -144,7 +144,7 @@ class TransformerHandler(BaseHandler):
         """Slots → bodies, with each request's own status and headers."""
         begun = time.monotonic()
         bodies = [self._answer(index, slot) for index, slot in enumerate(data.slots)]
-        self.metrics.count("batchserve_render_seconds_total", round(time.monotonic() - begun, 6))
+        self.metrics.count("batchserve_render_seconds_total", time.monotonic() - begun)
         self.metrics.emit()
         return bodies
 

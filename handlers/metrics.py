@@ -5,10 +5,13 @@ TorchServe's frontend leaves them out. Histogram buckets are counters with the d
 histogram type has fixed buckets meant for seconds.
 """
 
+import threading
+import time
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+INTERVAL = 0.2  # seconds between two hand-overs
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 UNITS: Mapping[str, str] = {
@@ -30,7 +33,10 @@ ERRORS = "batchserve_errors_total"
 
 
 class Metrics:
-    """Adds up what happens in a batch and hands it to TorchServe once per batch.
+    """Adds up what happens in batches and hands the sums to TorchServe, off the requests' path.
+
+    Every metric is a line on the worker's standard output that the frontend parses: a dozen lines between a small batch
+    and its answer are felt, and a busy worker need not write them for every batch.
 
     Args:
         cache: the context's metrics; None (outside TorchServe) counts but emits nothing.
@@ -40,8 +46,11 @@ class Metrics:
 
     def __init__(self, cache: Any, counter_type: Any, model_name: str) -> None:
         self._model = model_name
-        self._counts: Counter[tuple[str, str]] = Counter()
+        self._batch: Counter[tuple[str, str]] = Counter()
+        self._sums: Counter[tuple[str, str]] = Counter()
         self._known: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._due = threading.Event()
         if cache is None:
             return
         dimensions = {name: ["model_name"] for name in UNITS}
@@ -49,10 +58,11 @@ class Metrics:
         for name, names in dimensions.items():
             unit = UNITS.get(name, "Count")
             self._known[name] = cache.add_metric_to_cache(name, unit, names, counter_type)
+        threading.Thread(target=self._flush_for_ever, name="metrics", daemon=True).start()
 
     def count(self, name: str, value: float = 1, label: str = "") -> None:
-        """Add to a counter; `label` is its second dimension's value."""
-        self._counts[name, label] += value  # type: ignore[assignment]
+        """Add to a counter of this batch; `label` is its second dimension's value."""
+        self._batch[name, label] += value  # type: ignore[assignment]
 
     def batch(self, size: int) -> None:
         """Count a batch of `size` requests."""
@@ -64,8 +74,24 @@ class Metrics:
         self.count(BATCH_SIZE, 1, "+Inf")
 
     def emit(self) -> None:
-        """Hand the sums to TorchServe and begin anew."""
-        for (name, label), value in self._counts.items():
+        """End the batch: what was counted will be handed over within about INTERVAL seconds."""
+        with self._lock:
+            self._sums.update(self._batch)
+        self._batch.clear()
+        self._due.set()
+
+    def flush(self) -> None:
+        """Hand over now what ended batches have counted."""
+        with self._lock:
+            sums, self._sums = self._sums, Counter()
+        for (name, label), value in sums.items():
             if value and name in self._known:
+                value = round(value, 6)  # seconds
                 self._known[name].add_or_update(value, [self._model, *([label] if label else [])])
-        self._counts.clear()
+
+    def _flush_for_ever(self) -> None:
+        while True:
+            self._due.wait()
+            self._due.clear()
+            time.sleep(INTERVAL)
+            self.flush()

@@ -6,25 +6,15 @@ since the management API may scale them at any time.
 """
 
 import math
-import os
 import time
-from pathlib import Path
 
 import psutil
 import torch
 
+from handlers.cores import cores
+
 INTERVAL = 5.0  # seconds between two counts
 _WORKER = "model_service_worker.py"
-
-
-def cores() -> int:
-    """Cores this process may use: its affinity, and the CPU quota of its container (cgroup v2) where there is one."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        return max(1, min(count, math.ceil(int(quota) / int(period))))
-    except (OSError, ValueError):  # no cgroup, or "max": no quota
-        return count
 
 
 def workers() -> int:

@@ -59,8 +59,10 @@ def serve(
             status = server.wait()
             raise StartError(f"TorchServe ended by itself (status {status})", hint=f"see {state / 'logs'}")
         except KeyboardInterrupt:
-            console.print("stopping", markup=False)
+            pass
         finally:
+            if server.running:
+                console.print("stopping", markup=False)
             server.stop(graceful=server.running)
 
 

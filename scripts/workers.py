@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from handlers.cores import cores as count_cores
 from scripts.lib import archive, deployment
 from scripts.lib.arrivals import Arrivals, arrivals, unknown
 from scripts.lib.connection import Connection, connect
@@ -171,9 +172,6 @@ def _warn_of_extremes(connection: Connection, workers: int) -> None:
         return
     if workers == 1 or not is_loopback(urlsplit(connection.client.url).hostname or ""):
         return
-    # Here, since it brings torch along, which no other command of these needs.
-    from handlers.threads import cores as count_cores
-
     cores = count_cores()
     if workers > cores:
         err_console.print(

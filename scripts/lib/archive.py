@@ -33,6 +33,8 @@ Content = Path | bytes
 _DATE = (1980, 1, 1, 0, 0, 0)
 _CREATED_ON = "01/01/1980 00:00:00"
 _CHUNK = 1 << 20
+_EXPANSION = 20  # weights hardly compress; texts such as vocabularies by less than this
+_SMALL = 64 << 20  # bytes that may come out of any archive
 #: What reading a damaged ZIP file raises; RuntimeError for members that claim to be encrypted or oddly compressed.
 DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, UnicodeDecodeError, struct.error)
 _POINTER = b"version https://git-lfs.github.com/spec/"
@@ -230,6 +232,8 @@ def file_sha256(path: Path) -> str:
 @contextmanager
 def opened(path: Path) -> Iterator[zipfile.ZipFile]:
     """The archive as a ZipFile; a file that isn't one, or is damaged, becomes a UserError that says so."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UserError(f"{path} is no regular file", "name a .mar file")  # opening a pipe would wait for ever
     try:
         archive = zipfile.ZipFile(path)
     except FileNotFoundError as error:
@@ -300,10 +304,14 @@ def extract(path: Path, directory: Path) -> None:
     """Unpack the archive into `directory`, which must be empty or not exist.
 
     Raises:
-        UserError: a member's name would leave the directory, is there twice, is a link, or the archive is damaged.
+        UserError: a member's name would leave the directory, is there twice, is a link, the archive is damaged, or it
+            unpacks to far more than any model compresses by.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with opened(path) as archive:
+        unpacked = sum(info.file_size for info in archive.infolist())
+        if unpacked > _EXPANSION * path.stat().st_size + _SMALL:
+            raise UserError(f"{path} would unpack to {unpacked:,} bytes: no model archive does", "build it again")
         for info in archive.infolist():
             name = check_name(info.filename.removesuffix("/"))
             if stat.S_ISLNK(info.external_attr >> 16):

@@ -14,6 +14,8 @@ RELEVANT_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 PACKAGES = ("torch", "transformers", "sentence-transformers", "torchserve")
 
+from handlers.cores import cores
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -44,9 +46,6 @@ class Machine:
 
 def describe() -> Machine:
     """Describe this machine, now."""
-    # Here, since it brings torch along, which other commands need not wait for.
-    from handlers.threads import cores
-
     processor, flags = _processor()
     return Machine(
         processor=processor,

@@ -40,7 +40,7 @@ class PeakMemory:
         every_s: seconds between two samples.
     """
 
-    def __init__(self, processes: Processes, every_s: float = 0.5) -> None:
+    def __init__(self, processes: Processes, every_s: float = 2.0) -> None:
         self.peak = 0
         self._processes = processes
         self._every_s = every_s

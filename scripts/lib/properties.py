@@ -14,11 +14,13 @@ from typing import Any
 
 import javaproperties
 
+from handlers.cores import cores
 from scripts.lib.errors import UserError
 from scripts.lib.serving import Serving
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 METRICS_CONFIG = REPOSITORY / "config" / "metrics.yaml"
+FEW_CORES = 4
 
 _NAMED = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "\f": "\\f"}
 
@@ -102,7 +104,8 @@ def from_serving(serving: Serving, metrics_config: Path = METRICS_CONFIG) -> dic
     }
     if server.gpus is not None:
         properties["number_of_gpu"] = str(server.gpus)
-    vm_args = ([f"-Xmx{server.java_heap}"] if server.java_heap else []) + list(server.java_args)
+    chosen = java_args(cores()) if server.java_args is None else server.java_args
+    vm_args = ([f"-Xmx{server.java_heap}"] if server.java_heap else []) + list(chosen)
     if vm_args:
         properties["vmargs"] = " ".join(vm_args)
     for key, value in server.extra.items():
@@ -116,6 +119,15 @@ def from_serving(serving: Serving, metrics_config: Path = METRICS_CONFIG) -> dic
         if re.search(r"\$\$[^$]+\$\$", value):
             raise UserError(f"{key}: {value!r} has $$…$$ in it, which TorchServe replaces by an environment variable")
     return properties
+
+
+def java_args(count: int) -> tuple[str, ...]:
+    """The JVM's arguments for a machine of `count` cores.
+
+    On few cores the JVM's own choice, G1 and the optimising compiler, takes work from the workers for a frontend that
+    has little to do: measured with MiniLM on 2 cores, 0.12 instead of 0.23 cores and 4 % more requests a second.
+    """
+    return ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1") if count <= FEW_CORES else ()
 
 
 def queue_size(serving: Serving) -> int:

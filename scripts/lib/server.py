@@ -306,10 +306,6 @@ class TorchServe:
         """
         return InferenceClient(self.urls.inference, self.inference_key, timeout)
 
-    def describe(self, name: str, version: str | None = None) -> dict[str, Any]:
-        """What the management API says of one version of a model, as `Model` names it. Raises UserError as it does."""
-        return self.management.describe(name, version).model_dump()
-
     def log_text(self) -> str:
         """TorchServe's log of this and earlier runs in the same state directory."""
         return self._log.path.read_text(encoding="utf-8", errors="replace") if self._log.path.exists() else ""

@@ -124,7 +124,8 @@ class Server(_Strict):
     gpus: Annotated[int, Field(ge=0)] | None = None
     #: The JVM's -Xmx, such as 2g; None: a quarter of the memory.
     java_heap: str | None = None
-    java_args: tuple[str, ...] = Field(default=(), strict=False)
+    #: The JVM's other arguments; None: `properties.java_args`' choice for this machine.
+    java_args: Annotated[tuple[str, ...], Field(strict=False)] | None = None
     #: Further properties of TorchServe, by its own names.
     extra: dict[str, str | int | bool] = Field(default_factory=dict)
 
@@ -151,8 +152,8 @@ class Server(_Strict):
 
     @field_validator("java_args")
     @classmethod
-    def _java_args(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for argument in value:
+    def _java_args(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for argument in value or ():
             if not re.fullmatch(r"-[!-~]+", argument) or "\\" in argument:
                 raise ValueError(
                     f"{argument!r}: each must start with - and have neither space, backslash nor non-ASCII character"

@@ -203,6 +203,7 @@ class TestMicroBatches:
         served = serve(tiny_model, **SETTINGS)
         with caplog.at_level("INFO"):
             served.ask({"texts": ["the cat", "a dog " * 40]}, {"text": 3})
+            served.handler.metrics.flush()
         lines = [record.getMessage() for record in caplog.records if "[METRICS]batchserve" in record.getMessage()]
         found = {line.split("[METRICS]")[1].split("|#hostname")[0] for line in lines}
         assert any(line.startswith("batchserve_tokens_total.Count:52|") for line in found), found

@@ -1,3 +1,4 @@
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ def test_sums_are_emitted_once() -> None:
     metrics.count("batchserve_oom_splits_total", 0)
     metrics.count(ERRORS, 1, "too_long")
     metrics.emit()
+    metrics.flush()
     assert ("batchserve_tokens_total", 11, ["minilm"]) in cache.emitted
     assert (ERRORS, 1, ["minilm", "too_long"]) in cache.emitted
     assert not any(name == "batchserve_oom_splits_total" for name, *_ in cache.emitted)
@@ -46,13 +48,28 @@ def test_sums_are_emitted_once() -> None:
     ]
     cache.emitted.clear()
     metrics.emit()
+    metrics.flush()
     assert cache.emitted == []
+
+
+def test_they_are_handed_over_by_themselves() -> None:
+    cache = Cache()
+    metrics = Metrics(cache, None, "minilm")
+    for _ in range(3):
+        metrics.batch(2)
+        metrics.emit()
+    deadline = time.monotonic() + 10
+    while sum(value for name, value, _ in cache.emitted if name == "batchserve_requests_total") < 6:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert len([name for name, *_ in cache.emitted if name == "batchserve_requests_total"]) <= 2, "sums, not batches"
 
 
 def test_outside_torchserve_nothing_breaks() -> None:
     metrics = Metrics(None, None, "minilm")
     metrics.batch(1)
     metrics.emit()
+    metrics.flush()
 
 
 def test_metrics_yaml_lists_the_same_names_and_dimensions() -> None:

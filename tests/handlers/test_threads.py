@@ -1,4 +1,3 @@
-import os
 import subprocess
 import sys
 import time
@@ -8,14 +7,6 @@ import pytest
 import torch
 
 from handlers import threads
-
-
-def test_cores_stay_within_affinity_and_quota(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 1 <= threads.cores() <= (os.cpu_count() or 1)
-    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    for text, expected in (("150000 100000", 2), ("max 100000", 8), ("50000 100000", 1), ("9900000 100000", 8)):
-        monkeypatch.setattr(Path, "read_text", lambda self, encoding, text=text: text)
-        assert threads.cores() == expected
 
 
 def test_workers_are_the_frontends_children(tmp_path: Path) -> None:

@@ -353,3 +353,18 @@ def test_prompts_survive_the_yaml(prompts: dict[str, str]) -> None:
     text = archive.model_config({"prompts": prompts}, response_timeout=1, startup_timeout=1)
     assert text.isascii()
     assert yaml.safe_load(text)["handler"]["prompts"] == prompts
+
+
+def test_a_pipe_is_no_archive(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.mar")
+    with pytest.raises(UserError, match="no regular file"):
+        archive.read(tmp_path / "pipe.mar")
+
+
+def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.mar"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bomb:
+        bomb.writestr("zeros", bytes(100 << 20))
+    with pytest.raises(UserError, match="would unpack to 104,857,600 bytes"):
+        archive.extract(path, tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())

@@ -185,3 +185,10 @@ def test_reading_a_file_that_is_not_there_or_not_valid(tmp_path: Path) -> None:
 def test_models_of_a_parsed_file() -> None:
     assert properties.models({}) == {}
     assert list(properties.models(properties.from_serving(declare(a={}, b={})))) == ["a", "b"]
+
+
+def test_the_jvm_is_small_where_there_are_few_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    for count, expected in ((2, "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"), (16, None)):
+        monkeypatch.setattr(properties, "cores", lambda count=count: count)
+        assert properties.from_serving(declare()).get("vmargs") == expected
+        assert properties.from_serving(declare({"java_args": []})).get("vmargs") is None
