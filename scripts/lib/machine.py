@@ -9,12 +9,12 @@ from pathlib import Path
 
 import psutil
 
+from handlers.cores import cores
+
 # The instruction sets that decide how fast a transformer runs on a CPU.
 RELEVANT_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16")
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 PACKAGES = ("torch", "transformers", "sentence-transformers", "torchserve")
-
-from handlers.cores import cores
 
 
 @dataclass(frozen=True)
