@@ -33,5 +33,6 @@ if [ ${#failed[@]} -gt 0 ]; then
     # Said before the tests too, so that pytest's summary stays the last line.
     echo "── failed so far: ${failed[*]}"
 fi
-check pytest "$@"
+# Two at a time, file by file: much of an end-to-end test is waiting for a server.
+check pytest -n 2 --dist loadfile "$@"
 [ ${#failed[@]} -eq 0 ]

@@ -1,6 +1,7 @@
 """Fixtures that several test folders share."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ import pytest
 # Nothing in these tests may reach a hub: a model that is not on disk must fail at once.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Under nohup HUP is ignored, children inherit that, and the commands respect it: the tests of HUP need the default.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,10 @@ ERRORS = "batchserve_errors_total"
 Labels = tuple[tuple[str, str], ...]
 
 
+# Counters that have not changed for so long have all come: longer than handlers.metrics.INTERVAL.
+REST_S = 0.4
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """The counters of a server at one moment: (name, sorted labels) → value."""
@@ -166,7 +170,7 @@ async def scrape(url: str, timeout_s: float = 10.0) -> Snapshot:
 async def settled(url: str, model: str, requests: float | None = None, patience_s: float = 3.0) -> Snapshot:
     """Read the metrics once they have stopped changing.
 
-    A worker's counters travel to the frontend through its log, so they come some milliseconds after the answers.
+    A worker hands its counters over a few times a second, and they travel to the frontend through its log.
 
     Args:
         url: where the metrics are.
@@ -177,7 +181,7 @@ async def settled(url: str, model: str, requests: float | None = None, patience_
     deadline = time.monotonic() + patience_s
     last = await scrape(url)
     while time.monotonic() < deadline:
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(REST_S)
         now = await scrape(url)
         counted = now.total("batchserve_requests_total", model)
         at_rest = _counters(now, model) == _counters(last, model)

@@ -91,7 +91,7 @@ def test_a_small_benchmark(tmp_path: Path, tiny_model: Path) -> None:
     assert "over HTTP" in output
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM])
 def test_a_benchmark_that_is_interrupted_leaves_nothing(tmp_path: Path, tiny_model: Path, number: int) -> None:
     pytest.importorskip("sentence_transformers")
     words = ["bench", "--model", str(tiny_model), "--workload", "short", "--clients", "4", "--duration", "60"]
