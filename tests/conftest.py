@@ -9,6 +9,8 @@ import pytest
 # Nothing in these tests may reach a hub: a model that is not on disk must fail at once.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# xdist tells its workers a terminal's width; what the commands print without a terminal is not wrapped to one.
+os.environ.pop("COLUMNS", None)
 # Under nohup HUP is ignored, children inherit that, and the commands respect it: the tests of HUP need the default.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
