@@ -243,7 +243,8 @@ def test_two_different_builds_at_once_without_force(tmp_path: Path, minilm_like:
     builds = [start(minilm_like, tmp_path / "store", tmp_path, 2, "--max-items", count) for count in ("5", "6")]
     outputs = [build.communicate(timeout=120)[0] for build in builds]
     assert sorted(build.returncode for build in builds) == [0, 1]
-    assert sum("m.mar exists" in output for output in outputs) == 1
+    # Without the line breaks that the traceback's width puts into a long path
+    assert sum("m.marexists" in "".join(output.split()) for output in outputs) == 1
     assert integrity.problems(tmp_path / "store" / "m.mar") == []
 
 
