@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ class Desk:
         options = {} if source is None else {"source": source}
         write_archive(path / "model_store" / "echo.mar", config="responseTimeout: 60\n", **options)
         models = {"echo": {"archive": "echo.mar", "version": "1.0", "batch_size": 8, "max_batch_delay": 1}}
+        self.started: list[subprocess.Popen[str]] = []
         self.mapping = serving_mapping(Path("model_store"), models)
         with (path / "serving.yaml").open("w") as file:
             YAML().dump(self.mapping, file)
@@ -53,10 +55,19 @@ class Desk:
 
     def serve(self, *options: str) -> "subprocess.Popen[str]":
         with (self.path / "out.txt").open("w") as out:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [*CLI, "serve", "--serving", "serving.yaml", *options],
                 cwd=self.path, env=self.env, stdout=out, stderr=subprocess.STDOUT, text=True,
             )  # fmt: skip
+        self.started.append(process)
+        return process
+
+    def clear(self) -> None:
+        """End what a failed test has left: the server goes with the process that made it."""
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+                process.wait(10)
 
     @property
     def printed(self) -> str:
@@ -75,8 +86,10 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path)
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path)
+    yield desk
+    desk.clear()
 
 
 def gone(tree: list[psutil.Process], seconds: float = 15) -> bool:
