@@ -25,9 +25,8 @@ CHARSETS = frozenset(
     ]
 )
 
-_MARKS = (  # longest first: UTF-32's mark starts with UTF-16's
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
+# UTF-32's mark is that of UTF-16 before a NUL: UTF-32 is read where it is declared
+_MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
@@ -189,8 +188,9 @@ def _json(text: str, field: str, *, strict: bool) -> Any:
 
 def _text(raw: bytes, charset: str | None, field: str) -> str:
     """Bytes → text: by byte order mark, else by the declared charset, else UTF-8."""
+    declared = _codec(charset or "utf-8")
     marked = next((codec for mark, codec in _MARKS if raw.startswith(mark)), None)
-    codec = marked or _codec(charset or "utf-8")
+    codec = declared if declared.startswith("utf-32") else marked or declared
     try:
         return raw.decode(codec)
     except (UnicodeError, ValueError):
