@@ -11,7 +11,7 @@ import time
 import traceback
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -204,7 +204,7 @@ class TransformerHandler(BaseHandler):
                 raise RequestError("This model gives no explanations.", code="no_explanations")
             request = protocol.parse(decoding.decode(row, headers), self.options, self.settings.max_items)
             checked = {name: self._option(name, value) for name, value in request.options.items()}
-            slot.request = self.parse(Request(request.items, checked, request.shape, request.field, request.listed))
+            slot.request = self.parse(replace(request, options=checked))
             self._check_answer(slot.request)
         except RequestError as error:
             slot.error = error
@@ -244,6 +244,9 @@ class TransformerHandler(BaseHandler):
                 texts = self._texts(slot.request)
             except RequestError as error:
                 slot.error = error
+                continue
+            except Exception as error:  # noqa: BLE001 - as in _slot
+                slot.error = _failure("prompt", error)
                 continue
             characters += sum(map(len, texts))
             waiting.append((slot, texts))

@@ -64,6 +64,17 @@ def test_a_batch_with_too_much_text_is_tokenised_in_order_of_arrival(
     assert (third.status, third.headers["Retry-After"]) == (503, "1")
 
 
+def test_a_subclass_whose_prompt_fails_on_one_request_fails_no_other(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prompt(request: Any) -> str:
+        return {"the cat": ""}[request.items[0]]
+
+    monkeypatch.setattr(served.handler, "prompt", prompt)
+    fine, broken = served.ask({"text": "the cat"}, {"text": "a dog"})
+    assert (fine.status, broken.status, broken.json()["code"]) == (200, 500, "handler_failure")
+
+
 def test_an_unknown_route_is_404_whatever_the_body(served: Served) -> None:
     for body in (b"", b"{", b'{"input": "a"}'):
         answer = served.ask(Body(body, "application/json", headers={"url_path": "v1/models"}))[0]
