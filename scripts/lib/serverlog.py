@@ -11,7 +11,6 @@ _LINE = re.compile(r"^\d{4}-\d\d-\d\dT\S+ \[(?P<level>\w+) *\] (?P<thread>.+?) (
 _WORKER = re.compile(r"^(?P<worker>W-\d+-.+?)(?:-std(?:out|err))?$")
 _DEAD = re.compile(r"State change \S+ -> (WORKER_STOPPED|WORKER_ERROR)")
 _LOADED = re.compile(r"State change \S+ -> WORKER_MODEL_LOADED")
-_EXCEPTION = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit|Warning)\b(: .*)?$|^[\w.]+Exception: ")
 #: Lines a worker prints before it has done anything.
 _CHATTER = re.compile(
     r"s_name_part0=|Listening on (port|addr)|Successfully loaded .*\.yaml|\[PID\]\d+$|Torch worker started|"
