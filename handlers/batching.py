@@ -6,8 +6,8 @@ cutting the sorted list at the cheapest places (a dynamic programme) is optimal 
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 
@@ -66,6 +66,18 @@ def plan(lengths: Sequence[int], limits: Limits) -> list[MicroBatch]:
         batches.append(MicroBatch(tuple(order[start:end]), length, tokens))
         start = end
     return batches
+
+
+def plan_apart(lengths: Sequence[int], keys: Sequence[Hashable], limits: Limits) -> list[MicroBatch]:
+    """As `plan`, but only texts of equal keys run together."""
+    groups: dict[Hashable, list[int]] = {}
+    for index, key in enumerate(keys):
+        groups.setdefault(key, []).append(index)
+    return [
+        replace(batch, indices=tuple(members[i] for i in batch.indices))
+        for members in groups.values()
+        for batch in plan([lengths[i] for i in members], limits)
+    ]
 
 
 def cost(batches: Sequence[MicroBatch], limits: Limits) -> int:

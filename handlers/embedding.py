@@ -3,25 +3,27 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from handlers.base import TransformerHandler
 from handlers.errors import RequestError, nearest, shown
-from handlers.options import boolean, positive_integer, string
+from handlers.options import boolean, one_of, positive_integer, string
 from handlers.pooling import Head, finish
-from handlers.protocol import Nouns, Request, base64_floats
+from handlers.request import Nouns, Request
+from handlers.serialise import base64_array
 from handlers.tokens import Encoding
 
 # Longest float32 as orjson or json writes it, and its comma: -1234567800000000.0, in a unit vector -0.0000063184107
 FLOAT_BYTES, UNIT_FLOAT_BYTES = 20, 17
-OPENAI_ITEM_BYTES = 64  # of an item's object beside its vector
 
 
 class EmbeddingHandler(TransformerHandler):
     """One vector per text, as sentence-transformers' `encode` gives it.
 
     Request options: `normalize` (bool), `truncate` (bool), `dimensions` (cut to the first N, renormalised),
-    `prompt_name` (one of the model's prompts) or `prompt` (any text put before the input).
+    `prompt_name` (one of the model's prompts) or `prompt` (any text put before the input), `encoding_format`
+    (`float`, or `base64` of the little-endian float32).
     """
 
     nouns = Nouns("embedding", "embeddings")
@@ -31,7 +33,10 @@ class EmbeddingHandler(TransformerHandler):
         "dimensions": positive_integer,
         "prompt_name": string,
         "prompt": string,
+        "encoding_format": one_of("float", "base64"),
     }
+    routes = ("v1/embeddings", "embed")
+    token_ids = True
 
     def setup(self) -> None:
         """Load the pooling head and learn the length of a vector."""
@@ -73,12 +78,14 @@ class EmbeddingHandler(TransformerHandler):
         vectors: Tensor = self.head(hidden, layout)
         return vectors
 
-    def render(self, request: Request, rows: Tensor) -> Sequence[Any]:
+    def render(self, request: Request, rows: Sequence[Tensor], encodings: Sequence[Encoding]) -> Sequence[Any]:
         """Cut, normalise, and make arrays or base64 of the rows."""
         normalize = request.options.get("normalize", self.settings.normalize)
-        vectors = finish(rows, normalize=normalize, dimensions=request.options.get("dimensions")).numpy()
+        vectors = finish(
+            torch.stack(list(rows)), normalize=normalize, dimensions=request.options.get("dimensions")
+        ).numpy()
         if request.options.get("encoding_format") == "base64":
-            return [base64_floats(vector) for vector in vectors]
+            return [base64_array(vector) for vector in vectors]
         return list(vectors)
 
     def item_bytes(self, request: Request) -> int:
@@ -86,8 +93,7 @@ class EmbeddingHandler(TransformerHandler):
         dimension: int = request.options.get("dimensions", self.dimension)
         number = UNIT_FLOAT_BYTES if request.options.get("normalize", self.settings.normalize) else FLOAT_BYTES
         base64 = request.options.get("encoding_format") == "base64"
-        vector = dimension * 16 // 3 + 4 if base64 else dimension * number
-        return vector + (OPENAI_ITEM_BYTES if request.shape == "openai" else 2)
+        return dimension * 16 // 3 + 4 if base64 else dimension * number
 
     def card(self) -> dict[str, Any]:
         """What is served: the pipeline's card and the embedding's own settings."""

@@ -1,17 +1,19 @@
 """Load the network and its tokenizer, place them, prove the packed path, time a forward pass."""
 
+import contextlib
 import copy
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import AutoConfig, AutoModel, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from handlers import attention, memory
 from handlers.batching import Limits
@@ -63,13 +65,19 @@ class Costs:
         return Costs(0.9 * self.seconds_per_token, self.launch_cost)
 
 
+#: What a task reads of the model: the encoder's states, or a head's logits per token or per text.
+Reads = Literal["states", "tokens", "texts"]
+
+
 class Model:
-    """A transformers encoder that runs encodings, packed where that gives equal answers.
+    """A transformers model that runs encodings, packed where that gives equal answers.
 
     Args:
         directory: the model's files.
         config: the archive's handler section.
         gpu_id: the CUDA device that TorchServe assigned; None for the CPU.
+        architecture: transformers' auto class that loads it.
+        reads: what the task reads of it.
 
     Attributes:
         net: the transformers model.
@@ -80,8 +88,17 @@ class Model:
         costs: set by `fit`.
     """
 
-    def __init__(self, directory: Path, config: HandlerConfig, gpu_id: int | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: HandlerConfig,
+        gpu_id: int | None = None,
+        *,
+        architecture: str = "AutoModel",
+        reads: Reads = "states",
+    ) -> None:
         self.config = config
+        self.reads = reads
         trust = config.trust_remote_code
         described = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=trust)
         # gpu_id 0 is a device, None is none
@@ -100,10 +117,13 @@ class Model:
             include_prompt=config.include_prompt,
             rows=getattr(described, "vocab_size", None),
         )
-        net: Any = AutoModel.from_pretrained(
+        auto_class: Any = getattr(transformers, architecture)
+        net: Any = auto_class.from_pretrained(
             directory, dtype=self.dtype, local_files_only=True, use_safetensors=True, trust_remote_code=trust
         )
         self.net = net.to(self.device).eval()
+        if not self.net.config.is_encoder_decoder:
+            self.net.config.use_cache = False  # a decoder that embeds needs no keys and values of the past
         self._padded_attention = self.net.config._attn_implementation
         self.packed = False
         self.why_padded = "asked for by the archive"
@@ -136,17 +156,35 @@ class Model:
         Returns:
             Last hidden states, flat: (tokens, dimension), padding included where padded; and where each text lies.
         """
+        return self._in(self._states, encodings, precise)
+
+    @torch.inference_mode()
+    def logits(self, encodings: Sequence[Encoding], *, precise: bool = False) -> tuple[Tensor, Layout]:
+        """Run the model with its head over encodings.
+
+        Args:
+            encodings: what to run at once.
+            precise: run in fp32 whatever the model's dtype.
+
+        Returns:
+            fp32 logits: (texts, labels) for a head that reads texts; else flat, (tokens, labels), padding included
+            where padded; and where each text lies.
+        """
+        return self._in(self._logits, encodings, precise)
+
+    def _in(self, run: Any, encodings: Sequence[Encoding], precise: bool) -> tuple[Tensor, Layout]:
+        """`run` in the model's dtype, or in fp32; padded from now on where a text cannot be packed."""
         if precise and self.dtype != torch.float32:
             # A copy: converting the net itself and back would round buffers that are fp32 beside half weights, and
             # memory that runs out half-way would leave it in two dtypes
-            return self._hidden(copy.deepcopy(self.net).float(), encodings, torch.float32)
+            return self._run(run, copy.deepcopy(self.net).float(), encodings, torch.float32)
         try:
-            return self._hidden(self.net, encodings, self.dtype)
+            return self._run(run, self.net, encodings, self.dtype)
         except attention.CannotPack as error:  # the probe met no such text
             self._run_padded(str(error))
-            return self._hidden(self.net, encodings, self.dtype)
+            return self._run(run, self.net, encodings, self.dtype)
 
-    def _hidden(self, net: Any, encodings: Sequence[Encoding], dtype: torch.dtype) -> tuple[Tensor, Layout]:
+    def _run(self, run: Any, net: Any, encodings: Sequence[Encoding], dtype: torch.dtype) -> tuple[Tensor, Layout]:
         tensors, layout = collate(
             encodings,
             self.tokens.pad_id,
@@ -154,13 +192,25 @@ class Model:
             multiple_of=self.limits().multiple_of,
             positions_skip=self._positions_skip,
         )
-        extra: dict[str, Any] = {}
+        inputs: dict[str, Any] = {name: tensor.to(self.device) for name, tensor in tensors.items()}
         if self.packed:
-            extra["segments"] = attention.segments(layout.lengths, self.device, dtype)
+            inputs["segments"] = attention.segments(layout.lengths, self.device, dtype)
         if not self._takes_types:
-            del tensors["token_type_ids"]
-        output = net(**{name: tensor.to(self.device) for name, tensor in tensors.items()}, **extra)
-        return output.last_hidden_state.flatten(0, 1), layout
+            del inputs["token_type_ids"]
+        result: Tensor = run(net, inputs, layout)
+        return result, layout
+
+    def _states(self, net: Any, inputs: dict[str, Any], layout: Layout) -> Tensor:
+        states: Tensor = _encoder(net)(**inputs).last_hidden_state.flatten(0, 1)
+        return states
+
+    def _logits(self, net: Any, inputs: dict[str, Any], layout: Layout) -> Tensor:
+        if self.reads == "texts":
+            with unpacked(net, layout) if self.packed else contextlib.nullcontext():
+                logits: Tensor = net(**inputs).logits
+            return logits.float()
+        logits = net(**inputs).logits
+        return logits.flatten(0, 1).float()
 
     def _try_packing(self) -> None:
         """Pack from now on if this very model gives the padded answers that way, else say why not.
@@ -170,14 +220,14 @@ class Model:
         """
         attention.register()
         probe = self._probe()
-        expected = self._token_states(probe)
-        reason = "packed states differ from padded ones"
+        expected = self._outputs(probe)
+        reason = "packed outputs differ from padded ones"
         padding = getattr(self.net.config, "pad_token_id", None)
         for skip in (None, self.tokens.pad_id if padding is None else padding):
             self.packed, self._positions_skip = True, skip
             try:
                 self.net.set_attn_implementation(attention.NAME)
-                found = self._token_states(probe)
+                found = self._outputs(probe)
                 if _agree(expected, found, self.dtype):
                     self.why_padded = ""
                     return
@@ -206,9 +256,13 @@ class Model:
         return Encoding(ids, [0] * len(ids))
 
     @torch.inference_mode()
-    def _token_states(self, encodings: Sequence[Encoding]) -> Tensor:
-        hidden, layout = self._hidden(self.net, encodings, self.dtype)
-        spans = [hidden[s : s + n] for s, n in zip(layout.starts, layout.lengths, strict=True)]
+    def _outputs(self, encodings: Sequence[Encoding]) -> Tensor:
+        """What the task reads: (tokens or texts, …), without padding."""
+        read = self._states if self.reads == "states" else self._logits
+        found, layout = self._run(read, self.net, encodings, self.dtype)
+        if self.reads == "texts":
+            return found
+        spans = [found[s : s + n] for s, n in zip(layout.starts, layout.lengths, strict=True)]
         return torch.cat(spans).float()
 
     def fit(self) -> None:
@@ -242,13 +296,45 @@ class Model:
 
     def _timed(self, encodings: Sequence[Encoding]) -> float:
         start = time.perf_counter()
-        self.hidden(encodings)
+        if self.reads == "states":
+            self.hidden(encodings)
+        else:
+            self.logits(encodings)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter() - start
 
     def _any_id(self) -> int:
         return next((i for i in range(self.tokens.vocabulary) if i not in self.tokens.special), 0)
+
+
+def _encoder(net: Any) -> Any:
+    """The part of a model that makes hidden states of a text."""
+    return net.get_encoder() if net.config.is_encoder_decoder else net.base_model
+
+
+@contextlib.contextmanager
+def unpacked(net: Any, layout: Layout) -> Iterator[None]:
+    """Let a head that reads whole texts see a packed row as the padded texts that it stands for.
+
+    While this lasts, the states that leave the encoder, (1, tokens, dimension), reach the head as (texts, longest,
+    dimension), zeros behind the shorter ones, and the encoder's own pooler, if it has one, runs over those. Heads look
+    at a text's first token or, padded with a mask, at all: the probe at start-up shows whether this one is content.
+    """
+
+    def spread(module: Any, _: Any, output: Any) -> Any:
+        texts = output.last_hidden_state[0].split(layout.lengths)
+        output.last_hidden_state = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
+        pooler = getattr(module, "pooler", None)
+        if output.get("pooler_output") is not None and pooler is not None:
+            output.pooler_output = pooler(output.last_hidden_state)
+        return output
+
+    hook = net.base_model.register_forward_hook(spread)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _agree(expected: Tensor, found: Tensor, dtype: torch.dtype) -> bool:

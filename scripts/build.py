@@ -16,6 +16,7 @@ from scripts.lib.interrupts import stop_on_signals
 from scripts.lib.names import check_model_name, check_version
 from scripts.lib.recipe import Order, Recipe, prepare
 from scripts.lib.source import resolve
+from scripts.lib.tasks import SERVED
 from scripts.lib.verification import verify
 
 _FEW = 8  # files listed one by one
@@ -25,7 +26,7 @@ def build(
     model: Annotated[str, typer.Argument(help="A model's directory, a hub id (owner/name), or bundled:minilm.")],
     name: Annotated[str, typer.Option(help="The model's name in TorchServe; the archive is NAME.mar.")],
     task: Annotated[
-        str, typer.Option(help="auto finds it in the model's files; embedding asks for it of any encoder.")
+        str, typer.Option(help=f"auto finds it in the model's files; or one of {', '.join(SERVED)}.")
     ] = "auto",
     version: Annotated[
         str, typer.Option(help='The version in TorchServe and in URLs, an exact string: "1" is not "1.0".')

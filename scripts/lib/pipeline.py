@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.lib.errors import UserError
+from scripts.lib.tasks import FAMILIES
 from scripts.lib.tree import check_name
 
 MODULES = "modules.json"
@@ -30,12 +31,6 @@ _LEGACY_POOLING = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 _SERVED = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")
-# sentence-transformers' other model families: what they are here.
-_FAMILIES = {
-    "CrossEncoder": "reranking",
-    "SparseEncoder": "sparse embedding",
-    "MultiVectorEncoder": "multi-vector embedding",
-}
 # Arguments that change how a model is loaded and not what it computes on text.
 _HARMLESS = {
     "trust_remote_code", "torch_dtype", "dtype", "attn_implementation", "use_fast", "padding_side", "low_cpu_mem_usage",
@@ -97,7 +92,7 @@ def _load(files: Mapping[str, Path], name: str) -> Any:
 def other_family(files: Mapping[str, Path]) -> str | None:
     """The task that config_sentence_transformers.json names, when that is another one than embedding."""
     name = load_json(files, ABOUT).get("model_type", "SentenceTransformer")
-    return None if name == "SentenceTransformer" else _FAMILIES.get(str(name), str(name))
+    return None if name == "SentenceTransformer" else FAMILIES.get(str(name), str(name))
 
 
 def read(files: Mapping[str, Path]) -> Pipeline | None:

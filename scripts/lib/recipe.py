@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from handlers.config import ConfigError, HandlerConfig
-from scripts.lib import archive, checkpoint, pipeline, requirements, tree, user_handler, weights
+from scripts.lib import archive, checkpoint, pipeline, requirements, tasks, tree, user_handler, weights
 from scripts.lib.archive import Content
 from scripts.lib.checkpoint import Checkpoint
 from scripts.lib.errors import UserError
@@ -91,7 +91,7 @@ def prepare(order: Order, work: Path) -> Recipe:
     settings = _settings(found.settings() | dict(order.overrides))
     contents: dict[str, Content] = {f"{_MODEL}/{name}": content for name, content in model.items()}
     contents |= _handlers()
-    module = f"handlers.{found.task}"
+    module = tasks.SERVED[found.task].module
     if order.handler is not None:
         module = _own_handler(order.handler, contents, work)
     if order.requirements is not None:

@@ -1,7 +1,7 @@
 """An extracted archive run in this process through TorchServe's own loader and Service, as a worker runs it.
 
 Needs only `ts` and the standard library, so that it also runs as a script where nothing of this checkout is on the
-path: `python -I service.py DIRECTORY` loads the archive, answers one text and prints one line of JSON.
+path: `python -I service.py DIRECTORY` loads the archive, answers one request and prints one line of JSON.
 """
 
 import json
@@ -159,20 +159,21 @@ def _forget_checkout() -> None:
 
 
 def _smoke(directory: Path) -> dict[str, Any]:
-    """Load the archive and answer one text.
+    """Load the archive and answer one request.
 
     Raises:
-        RuntimeError: code that is not the archive's was used, or the text got no 200.
+        RuntimeError: code that is not the archive's was used, or the request got no 200.
     """
     service = load(directory)
     for name, module in list(sys.modules.items()):
         place = getattr(module, "__file__", None)
         if name.split(".")[0] == "handlers" and place and not Path(place).resolve().is_relative_to(directory.resolve()):
             raise RuntimeError(f"{name} was not loaded from the archive")
-    answer = predict(service, [Body(b'{"text": "hello"}')])[0]
-    if answer.status != 200:
-        raise RuntimeError(f"one text got {answer.status}: {answer.body.decode(errors='replace')[:500]}")
     handler = getattr(service._entry_point, "__self__", None)  # Service has no public way to it
+    sample = handler.sample() if handler is not None and hasattr(handler, "sample") else {"text": "hello"}
+    answer = predict(service, [Body(json.dumps(sample).encode())])[0]
+    if answer.status != 200:
+        raise RuntimeError(f"one request got {answer.status}: {answer.body.decode(errors='replace')[:500]}")
     card = handler.card() if handler is not None and hasattr(handler, "card") else {}
     return {"ok": True, "bytes": len(answer.body), "card": card}
 

@@ -64,7 +64,7 @@ Serve = Callable[..., Served]
 
 @pytest.fixture(scope="session")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Serve:
-    """serve(model directory, **handler settings) → Served. Lay out what an extracted archive holds and load it."""
+    """serve(model directory, handler=module, **handler settings) → Served: what an extracted archive holds, loaded."""
     cwd, path, threads = Path.cwd(), list(sys.path), torch.get_num_threads()
 
     def make(
@@ -83,7 +83,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Serve:
         }
         (directory / "MAR-INF").mkdir()
         (directory / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
-        config = {"responseTimeout": response_timeout, "handler": {"task": "embedding", **settings}}
+        config = {"responseTimeout": response_timeout, "handler": {"task": handler.rpartition(".")[2], **settings}}
         (directory / "model-config.yaml").write_text(yaml.safe_dump(config))
         try:
             return Served(directory)

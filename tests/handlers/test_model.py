@@ -18,7 +18,7 @@ def config(**settings: Any) -> HandlerConfig:
 
 
 def encoded(model: Model, texts: list[str]) -> list[Encoding]:
-    return [slot for slot in model.tokens.encode([Text(text) for text in texts]) if isinstance(slot, Encoding)]
+    return [e for slot in model.tokens.encode([Text(text) for text in texts]) if isinstance(slot, list) for e in slot]
 
 
 def states(model: Model, encodings: list[Encoding], **options: bool) -> list[torch.Tensor]:
@@ -97,17 +97,17 @@ def test_memory_that_is_short_at_the_start_makes_smaller_micro_batches(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Model(tiny_model, config())
-    whole = model._hidden
+    whole = model._states
 
-    def short(net: Any, encodings: Any, dtype: Any) -> Any:
-        if sum(len(e) for e in encodings) > 300:
+    def short(net: Any, inputs: Any, layout: Any) -> Any:
+        if sum(layout.lengths) > 300:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return whole(net, encodings, dtype)
+        return whole(net, inputs, layout)
 
-    monkeypatch.setattr(model, "_hidden", short)
+    monkeypatch.setattr(model, "_states", short)
     model.fit()
     assert model.limits().max_tokens == 256
-    monkeypatch.setattr(model, "_hidden", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none")))
+    monkeypatch.setattr(model, "_states", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none")))
     with pytest.raises(torch.OutOfMemoryError):
         model.fit()
 

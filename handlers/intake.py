@@ -1,0 +1,106 @@
+"""What a batch takes on: the sizes of texts, their tokenising within its time, and the work that fits into it."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from handlers.errors import Overloaded, RequestError, TooLarge
+from handlers.request import Request
+from handlers.tokens import Encoding, Text, Tokens
+from handlers.work import Slot, placed
+
+MAX_TEXT_CHARACTERS = 1_000_000  # of one text, prompt included: tokenising takes up to 4 µs and 600 bytes for each
+MAX_REQUEST_CHARACTERS = 8_000_000  # more than TorchServe lets in, unless a prompt is put before many texts
+
+
+def checked(texts: Sequence[Text], request: Request, max_items: int) -> Sequence[Text]:
+    """The texts of a request, if they are not too many or too long.
+
+    Raises:
+        TooLarge: there are too many, or tokenising would take too long or too much memory.
+    """
+    if len(texts) > max_items:
+        raise TooLarge(
+            f"The request makes {len(texts)} texts for the model; at most {max_items} fit in one.",
+            code="too_many_items",
+            param=request.field or None,
+        )
+    for text in texts:
+        if len(text) > MAX_TEXT_CHARACTERS:
+            said = f"the text has {len(text)} characters; at most {MAX_TEXT_CHARACTERS} are read."
+            raise placed(TooLarge(said, code="text_too_long"), text.param)
+    total = sum(map(len, texts))
+    if total > MAX_REQUEST_CHARACTERS:
+        raise TooLarge(
+            f"In all the texts have {total} characters; at most {MAX_REQUEST_CHARACTERS} fit.",
+            code="too_large",
+            param=request.field or None,
+        )
+    return texts
+
+
+def encode(slots: Sequence[Slot], tokens: Tokens, deadline: float) -> None:
+    """Tokenise the texts of the batch, in few calls, a request at a time once there is much of it.
+
+    Args:
+        deadline: `time.monotonic()` after which no further request is tokenised.
+    """
+    waiting: list[Slot] = []
+    characters = 0
+    for slot in slots:
+        if slot.error or not slot.texts:
+            continue
+        waiting.append(slot)
+        characters += sum(map(len, slot.texts))
+        if characters > MAX_TEXT_CHARACTERS:
+            _tokenise(waiting, tokens, deadline)
+            waiting, characters = [], 0
+    _tokenise(waiting, tokens, deadline)
+
+
+def _tokenise(waiting: Sequence[Slot], tokens: Tokens, deadline: float) -> None:
+    if time.monotonic() > deadline:
+        for slot in waiting:
+            slot.error = Overloaded("The batch holds too much text beside this request; try again.")
+        return
+    encoded = iter(tokens.encode([text for slot in waiting for text in slot.texts]))
+    for slot in waiting:
+        for text, found in zip(slot.texts, [next(encoded) for _ in slot.texts], strict=True):
+            if not isinstance(found, RequestError):
+                slot.encodings += found
+                slot.params += [text.param] * len(found)
+            elif slot.error is None:
+                slot.error = placed(found, text.param)
+
+
+def admit(slots: Sequence[Slot], seconds: Callable[[Sequence[Encoding]], float], budget: float, most: float) -> int:
+    """Refuse, in order of arrival, what the worker could not finish before TorchServe gives up on it.
+
+    Args:
+        seconds: the predicted time of running some encodings.
+        budget: seconds that the batch has left.
+        most: seconds that a request may take when it is alone.
+
+    Returns:
+        How many requests were refused.
+    """
+    spent = 0.0
+    refused = 0
+    for slot in slots:
+        if slot.error or not slot.request:
+            continue
+        needed = seconds(slot.encodings)
+        if needed > most:
+            tokens = sum(len(encoding) for encoding in slot.encodings)
+            slot.error = TooLarge(
+                f"{tokens} tokens would take about {needed:.0f} s; at most about "
+                f"{int(len(slot.encodings) * most / needed)} texts like these fit in the {most:.0f} s of one request.",
+                code="too_much_work",
+                param=slot.request.field or None,
+            )
+            refused += 1
+        elif spent + needed > budget:
+            slot.error = Overloaded("The batch holds too much work beside this request; try again.")
+            refused += 1
+        else:
+            spent += needed
+    return refused

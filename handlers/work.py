@@ -1,0 +1,53 @@
+"""A batch on its way through the pipeline: one slot per row, in which an error stays."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from handlers.codecs.codec import Codec
+from handlers.codecs.plain import Plain
+from handlers.errors import RequestError
+from handlers.request import Request
+from handlers.tokens import Encoding, Text
+
+
+@dataclass
+class Slot:
+    """One row of the batch.
+
+    Args:
+        codec: of the shape that the client spoke, as far as is known.
+        echo: what the codec needs again.
+        request: what the client asks; None for a describe request.
+        error: why it cannot be answered.
+        texts: what to tokenise for the request.
+        encodings, outputs: of its texts, in order.
+        params: what errors call each encoding's text.
+    """
+
+    codec: Codec = field(default_factory=Plain)
+    echo: Mapping[str, Any] = field(default_factory=dict)
+    request: Request | None = None
+    error: RequestError | None = None
+    texts: Sequence[Text] = ()
+    encodings: list[Encoding] = field(default_factory=list)
+    params: list[str] = field(default_factory=list)
+    outputs: list[Tensor | RequestError] = field(default_factory=list)
+
+
+@dataclass
+class Work:
+    """A batch on its way through the pipeline: one slot per row."""
+
+    slots: list[Slot]
+    started: float
+
+
+def placed(error: RequestError, param: str) -> RequestError:
+    """The error of one text, naming it."""
+    message = error.message
+    if message[:1].islower():  # «the text's 90 tokens …», «token 3 is …»: said of a text
+        message = f"{param}: {message}"
+    return type(error)(message, code=error.code, param=param)
