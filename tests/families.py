@@ -1,19 +1,15 @@
 """Tiny models of many families, written to disk as a hub would deliver them: config, safetensors and a tokenizer.
 
-Weights are random (a seed), tokenizers are trained on `tests.corpus`. Special tokens, their ids, pair forms and
-classes are those of the families' public checkpoints; a model takes well under a second and needs no network.
+Weights are random (a seed) but balanced: a classifier gives every label to some text, a language model varies its
+words and ends now and then. A model takes well under a second and needs no network.
 """
 
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.corpus import SENTENCES
-from tests.models import write_json
+from tests.family_tokenizers import SCHEMES, family_tokenizer, write_family_tokenizer
 
-PIECES = 640
 HEADS = {
     "encoder": "AutoModel",
     "sequence-classification": "AutoModelForSequenceClassification",
@@ -36,256 +32,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "llama": (*_READING, "causal-lm"),
 }
 
-QWEN_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-LLAMA_SPLIT = QWEN_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
-QWEN_CHAT = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-LLAMA_CHAT = (
-    "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message.role }}<|end_header_id|>\n\n"
-    "{{ message.content }}<|eot_id|>{% endfor %}"
-    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
-)
-
-
-@dataclass(frozen=True)
-class Scheme:
-    """How a family tokenizes.
-
-    Args:
-        build: special tokens before and after the trained pieces → a tokenizer without a post-processor.
-        first, last: the special tokens before and after the trained pieces, by id.
-        named: the special tokens' roles, as in tokenizer_config.json.
-        single, pair: templates of one text and of two.
-        tokenizer_class: what tokenizer_config.json says.
-        types: whether the model takes token_type_ids.
-        more: further entries of tokenizer_config.json.
-    """
-
-    build: Callable[[tuple[str, ...], tuple[str, ...]], Any]
-    first: tuple[str, ...]
-    last: tuple[str, ...]
-    named: dict[str, str]
-    single: str
-    pair: str
-    tokenizer_class: str = "PreTrainedTokenizerFast"
-    types: bool = False
-    more: dict[str, Any] = field(default_factory=dict)
-
-
-@functools.cache
-def _word_pieces() -> tuple[str, ...]:
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.train_from_iterator(SENTENCES, trainers.WordPieceTrainer(vocab_size=PIECES, show_progress=False))
-    return tuple(sorted(tokenizer.get_vocab()))  # the trainer's own order differs between processes
-
-
-@functools.cache
-def _byte_pairs() -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    import json
-
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=PIECES, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(SENTENCES, trainer)
-    model = json.loads(tokenizer.to_str())["model"]
-    return tuple(model["vocab"]), tuple(map(tuple, model["merges"]))
-
-
-@functools.cache
-def _unigrams(*, lowercase: bool) -> tuple[tuple[str, float], ...]:
-    import json
-
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.Unigram())
-    if lowercase:
-        steps = [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]
-        tokenizer.normalizer = normalizers.Sequence(steps)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=PIECES, unk_token="<unk>", show_progress=False)
-    tokenizer.train_from_iterator(SENTENCES, trainer)
-    pieces = json.loads(tokenizer.to_str())["model"]["vocab"]
-    # The trainer gives rare characters the lowest scores in an order that differs between processes: make them equal.
-    floor = min(score for piece, score in pieces if piece != "<unk>")
-    scores = {piece: round(floor if score < floor + 0.1 else score, 4) for piece, score in pieces if piece != "<unk>"}
-    return tuple(sorted(scores.items(), key=lambda item: (-item[1], item[0])))
-
-
-def _wordpiece(first: tuple[str, ...], last: tuple[str, ...]) -> Any:
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-
-    vocabulary = {piece: index for index, piece in enumerate((*first, *_word_pieces(), *last))}
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    return tokenizer
-
-
-def _bytelevel(first: tuple[str, ...], last: tuple[str, ...], *, split: str = "", nfc: bool = False) -> Any:
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-
-    pieces, merges = _byte_pairs()
-    vocabulary = {piece: index for index, piece in enumerate((*first, *pieces, *last))}
-    tokenizer = Tokenizer(models.BPE(vocabulary, list(merges)))
-    if nfc:
-        tokenizer.normalizer = normalizers.NFC()
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not split)
-    if split:
-        steps = [pre_tokenizers.Split(Regex(split), behavior="isolated"), level]
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    else:
-        tokenizer.pre_tokenizer = level
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
-
-
-def _unigram(first: tuple[str, ...], last: tuple[str, ...], *, unk: str = "<unk>", style: str = "t5") -> Any:
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-
-    pieces = [(token, 0.0) for token in first]
-    pieces += [(piece, score) for piece, score in _unigrams(lowercase=style == "albert")]
-    pieces += [(token, 0.0) for token in last]
-    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=[piece for piece, _ in pieces].index(unk), byte_fallback=False))
-    metaspace = pre_tokenizers.Metaspace(prepend_scheme="always")
-    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
-    tokenizer.pre_tokenizer = metaspace
-    steps: list[Any] = []
-    if style in ("t5", "albert"):
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace])
-    if style == "albert":
-        steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
-        steps += [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]
-    elif style == "deberta":
-        steps = [normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "), normalizers.NFC()]
-        steps += [normalizers.Strip(left=False, right=True)]
-    elif style == "pegasus":
-        steps = [normalizers.Replace(Regex(r"\n"), " "), normalizers.Replace(Regex(r" {2,}"), " ")]
-    if steps:
-        tokenizer.normalizer = normalizers.Sequence(steps)
-    return tokenizer
-
-
-_BRACKETS = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]"}
-_BRACKETS |= {"mask_token": "[MASK]"}
-_ANGLES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>"}
-_ANGLES |= {"cls_token": "<s>", "mask_token": "<mask>"}
-_BERT = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_BERT_FORM = ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1")
-_ROBERTA = ("<s>", "<pad>", "</s>", "<unk>")
-_ROBERTA_FORM = ("<s> $A </s>", "<s> $A </s> </s> $B </s>")
-_SENTINELS = tuple(f"<extra_id_{index}>" for index in reversed(range(100)))
-_GAPS = ("<mask_1>", "<mask_2>", *(f"<unk_{index}>" for index in range(2, 103)))
-_SCHEMES = {
-    "bert": Scheme(_wordpiece, _BERT, (), _BRACKETS, *_BERT_FORM, "BertTokenizer", types=True),
-    "electra": Scheme(_wordpiece, _BERT, (), _BRACKETS, *_BERT_FORM, "ElectraTokenizer", types=True),
-    "distilbert": Scheme(_wordpiece, _BERT, (), _BRACKETS, *_BERT_FORM, "DistilBertTokenizer"),
-    "mpnet": Scheme(
-        _wordpiece, (*_ROBERTA, "[UNK]"), ("<mask>",), _ANGLES | {"unk_token": "[UNK]"}, *_ROBERTA_FORM, "MPNetTokenizer"
-    ),
-    "roberta": Scheme(_bytelevel, _ROBERTA, ("<mask>",), _ANGLES, *_ROBERTA_FORM, "RobertaTokenizer"),
-    "bart": Scheme(_bytelevel, _ROBERTA, ("<mask>",), _ANGLES, *_ROBERTA_FORM, "BartTokenizer"),
-    "modernbert": Scheme(
-        functools.partial(_bytelevel, nfc=True), (), ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"), _BRACKETS,
-        "[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]",
-    ),
-    "qwen3": Scheme(
-        functools.partial(_bytelevel, split=QWEN_SPLIT, nfc=True), (), ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
-        {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
-        "$A <|endoftext|>", "$A <|endoftext|> $B:1 <|endoftext|>:1", "Qwen2Tokenizer", more={"chat_template": QWEN_CHAT},
-    ),
-    "llama": Scheme(
-        functools.partial(_bytelevel, split=LLAMA_SPLIT), (),
-        ("<|begin_of_text|>", "<|end_of_text|>", "<|finetune_right_pad_id|>", "<|start_header_id|>", "<|end_header_id|>",
-         "<|eot_id|>"),
-        {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>", "pad_token": "<|finetune_right_pad_id|>"},
-        "<|begin_of_text|> $A", "<|begin_of_text|> $A <|begin_of_text|>:1 $B:1", more={"chat_template": LLAMA_CHAT},
-    ),
-    "xlm-roberta": Scheme(_unigram, _ROBERTA, ("<mask>",), _ANGLES, *_ROBERTA_FORM, "XLMRobertaTokenizer"),
-    "deberta-v2": Scheme(
-        functools.partial(_unigram, unk="[UNK]", style="deberta"), ("[PAD]", "[CLS]", "[SEP]", "[UNK]"), ("[MASK]",),
-        _BRACKETS | {"bos_token": "[CLS]", "eos_token": "[SEP]"}, *_BERT_FORM, "DebertaV2Tokenizer", types=True,
-    ),
-    "albert": Scheme(
-        functools.partial(_unigram, style="albert"), ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"), (),
-        _BRACKETS | {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "[CLS]", "eos_token": "[SEP]"},
-        *_BERT_FORM, "AlbertTokenizer", types=True,
-    ),
-    "t5": Scheme(
-        _unigram, ("<pad>", "</s>", "<unk>"), _SENTINELS,
-        {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}, "$A </s>", "$A </s> $B </s>", "T5Tokenizer",
-        more={"extra_ids": 100, "additional_special_tokens": sorted(_SENTINELS)},
-    ),
-    "marian": Scheme(
-        functools.partial(_unigram, style="marian"), ("</s>", "<unk>"), ("<pad>",),
-        {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}, "$A </s>", "$A $B </s>",
-    ),
-    "pegasus": Scheme(
-        functools.partial(_unigram, style="pegasus"), ("<pad>", "</s>", *_GAPS, "<unk>"), (),
-        {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask_2>"},
-        "$A </s>", "$A $B </s>", "PegasusTokenizer",
-        more={"mask_token_sent": "<mask_1>", "offset": 103, "additional_special_tokens": ["<mask_1>", *_GAPS[2:]]},
-    ),
-}  # fmt: skip
-
-
-@functools.cache
-def _tokenizer(name: str, *, generates: bool) -> Any:
-    from tokenizers import AddedToken, processors
-
-    scheme = _SCHEMES[name]
-    tokenizer = scheme.build(scheme.first, scheme.last)
-    special = [*scheme.first, *scheme.last]
-    # RoBERTa's mask takes the space before it, as the words that it stands for do.
-    strips = name in ("roberta", "bart", "mpnet", "xlm-roberta", "modernbert")
-    mask = scheme.named.get("mask_token")
-    tokenizer.add_special_tokens(
-        [AddedToken(token, lstrip=strips and token == mask, normalized=False, special=True) for token in special]
-    )
-    if name in ("roberta", "bart", "mpnet"):
-        ends = [(token, tokenizer.token_to_id(token)) for token in ("</s>", "<s>")]
-        tokenizer.post_processor = processors.RobertaProcessing(*ends, add_prefix_space=False)
-        return tokenizer
-    single, pair = scheme.single, scheme.pair
-    if name == "qwen3" and generates:  # only the embedding checkpoints end a text
-        single, pair = "$A", "$A $B:1"
-    used = [(token, tokenizer.token_to_id(token)) for token in special if token in f"{single} {pair}"]
-    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=used)
-    return tokenizer
-
-
-def _write_tokenizer(directory: Path, name: str, *, head: str, max_length: int) -> dict[str, int]:
-    """Write tokenizer.json and tokenizer_config.json.
-
-    Returns:
-        The special tokens' ids by role (`pad_token_id`, …) and `vocab_size`.
-    """
-    scheme = _SCHEMES[name]
-    generates = head == "causal-lm"
-    tokenizer = _tokenizer(name, generates=generates)
-    tokenizer.save(str(directory / "tokenizer.json"))
-    inputs = ["input_ids", *(["token_type_ids"] if scheme.types else []), "attention_mask"]
-    more = {key: value for key, value in scheme.more.items() if generates or key != "chat_template"}
-    about = {"tokenizer_class": scheme.tokenizer_class, "model_max_length": max_length, "model_input_names": inputs}
-    write_json(directory / "tokenizer_config.json", about | scheme.named | more)
-    ids = {f"{role}_id": tokenizer.token_to_id(token) for role, token in scheme.named.items()}
-    return ids | {"vocab_size": tokenizer.get_vocab_size()}
-
-
 _SHAPE: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 _SHAPE |= {"initializer_range": 0.3}
-_BART: dict[str, Any] = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "init_std": 0.3}
+_BART: dict[str, Any] = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "init_std": 0.5}
 _BART |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
 _SHAPES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "mpnet"), _SHAPE),
@@ -297,38 +46,17 @@ _SHAPES: dict[str, dict[str, Any]] = {
         "norm_rel_ebd": "layer_norm", "pooler_hidden_size": 32,
     },
     "modernbert": _SHAPE | {"local_attention": 16},
-    "albert": _SHAPE | {"embedding_size": 16, "num_hidden_groups": 1},
-    "t5": {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4},
+    "albert": _SHAPE | {"embedding_size": 16},
+    "t5": {
+        "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4,
+        "initializer_factor": 2.0,
+    },
     "bart": _BART,
     "marian": _BART | {"scale_embedding": True, "activation_function": "swish"},
     "pegasus": _BART | {"scale_embedding": True, "activation_function": "relu"},
     "qwen3": _SHAPE | {"num_key_value_heads": 2, "head_dim": 8},
     "llama": _SHAPE | {"num_key_value_heads": 2, "head_dim": 8},
 }  # fmt: skip
-
-
-def _values(name: str, ids: dict[str, int], max_length: int) -> dict[str, Any]:
-    """The config's keys: the shape, the tokenizer's ids and the longest input."""
-    roles = ["pad_token_id", "bos_token_id", "eos_token_id", "vocab_size"]
-    if name == "modernbert":
-        roles += ["cls_token_id", "sep_token_id"]
-        ids = ids | {"bos_token_id": ids["cls_token_id"], "eos_token_id": ids["sep_token_id"]}
-    values = _SHAPES[name] | {role: ids[role] for role in roles if role in ids}
-    if name in ("roberta", "xlm-roberta", "mpnet"):  # their positions start behind the padding's id
-        max_length += ids["pad_token_id"] + 1
-    if name == "t5":
-        values |= {"n_positions": max_length, "decoder_start_token_id": ids["pad_token_id"]}
-    else:
-        values["max_position_embeddings"] = max_length
-    if name == "bart":
-        values |= {"decoder_start_token_id": ids["eos_token_id"], "forced_bos_token_id": ids["bos_token_id"]}
-    if name in ("marian", "pegasus"):
-        values["decoder_start_token_id"] = ids["pad_token_id"]
-    if name == "marian":
-        values["decoder_vocab_size"] = ids["vocab_size"]
-    if name in ("bart", "marian", "pegasus"):
-        values["forced_eos_token_id"] = ids["eos_token_id"]
-    return values
 
 
 def family(
@@ -362,11 +90,12 @@ def family(
     import torch
     import transformers
 
-    directory.mkdir(parents=True, exist_ok=True)
     auto = getattr(transformers, HEADS[head])
     if (name, head) == ("t5", "encoder"):  # without the decoder, as sentence-t5's checkpoints
         auto = transformers.AutoModelForTextEncoding
-    values = _values(name, _write_tokenizer(directory, name, head=head, max_length=max_length), max_length)
+    directory.mkdir(parents=True, exist_ok=True)
+    ids = write_family_tokenizer(directory, name, generates=head == "causal-lm", max_length=max_length)
+    values = _SHAPES[name] | _tokens(name, head, ids) | _positions(name, max_length, ids)
     if labels is not None:
         values["id2label"] = dict(enumerate(labels))
         values["label2id"] = {label: index for index, label in enumerate(labels)}
@@ -374,22 +103,130 @@ def family(
         values["num_labels"] = 1
     if problem_type is not None:
         values["problem_type"] = problem_type
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = auto.from_config(transformers.AutoConfig.for_model(name, **(values | config))).eval()
-        _shake(model)
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # biases and norms, which start at 0 and 1
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        if head in ("sequence-classification", "token-classification"):
+            _balance_labels(model, name, max_length)
+        if head in ("seq2seq-lm", "causal-lm"):
+            _balance_words(model, name, max_length)
+            _set_generation(model.generation_config, name, ids, max_length)
     model.save_pretrained(directory)
     return directory
 
 
-def _shake(model: Any) -> None:
-    """Give biases and norms, which start at 0 and 1, values of their own."""
+def _tokens(name: str, head: str, ids: dict[str, int]) -> dict[str, Any]:
+    """The config's special tokens and size of vocabulary."""
+    values: dict[str, Any] = {"vocab_size": family_tokenizer(name).get_vocab_size()}
+    values |= {role: ids[role] for role in ("pad_token_id", "bos_token_id", "eos_token_id") if role in ids}
+    if name == "modernbert":
+        ends = {role: ids[role] for role in ("cls_token_id", "sep_token_id")}
+        values |= ends | {"bos_token_id": ids["cls_token_id"], "eos_token_id": ids["sep_token_id"]}
+    elif name == "qwen3":
+        values["bos_token_id"] = ids["pad_token_id"]
+        if head != "causal-lm":
+            values["eos_token_id"] = ids["pad_token_id"]
+    elif name == "bart":
+        values["decoder_start_token_id"] = ids["eos_token_id"]
+    elif name in ("t5", "marian", "pegasus"):
+        values["decoder_start_token_id"] = ids["pad_token_id"]
+    if name == "marian":
+        values["decoder_vocab_size"] = values["vocab_size"]
+    if name in ("bart", "marian", "pegasus"):
+        values["forced_eos_token_id"] = ids["eos_token_id"]
+    return values
+
+
+def _positions(name: str, max_length: int, ids: dict[str, int]) -> dict[str, int]:
+    if name == "t5":
+        return {"n_positions": max_length}
+    if name in ("roberta", "xlm-roberta", "mpnet"):  # their positions start behind the padding's id
+        return {"max_position_embeddings": max_length + ids["pad_token_id"] + 1}
+    return {"max_position_embeddings": max_length}
+
+
+def _set_generation(generation: Any, name: str, ids: dict[str, int], max_length: int) -> None:
+    if name in ("bart", "marian", "pegasus"):
+        generation.max_length = max_length
+    if name == "bart":
+        generation.forced_bos_token_id = ids["bos_token_id"]
+    elif name == "marian":
+        generation.bad_words_ids = [[ids["pad_token_id"]]]
+    elif name == "qwen3":
+        generation.eos_token_id = [ids["eos_token_id"], ids["pad_token_id"]]
+    elif name == "llama":
+        generation.eos_token_id = [family_tokenizer(name).token_to_id("<|end_of_text|>"), ids["eos_token_id"]]
+
+
+def _states(model: Any, layer: Any, name: str, max_length: int) -> tuple[Any, Any]:
+    """What goes into `layer` and comes out of it for some of the corpus, (vectors, width) each."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    tokenizer = family_tokenizer(name)
+    rows = [tokenizer.encode(text).ids for text in SENTENCES[::6]]
+    rows = [row if len(row) <= max_length else row[: max_length - 1] + row[-1:] for row in rows]
+    mask = pad_sequence([torch.ones(len(row), dtype=torch.long) for row in rows], batch_first=True)
+    inputs = {"attention_mask": mask, "input_ids": torch.full_like(mask, model.config.pad_token_id)}
+    inputs["input_ids"][mask.bool()] = torch.tensor([token for row in rows for token in row])
+    if model.config.is_encoder_decoder and model.get_output_embeddings() is layer:
+        words = torch.randint(tokenizer.get_vocab_size(), (len(rows), min(12, max_length)))
+        words[:, 0] = model.config.decoder_start_token_id
+        inputs["decoder_input_ids"] = words
+        mask = torch.ones_like(words)
+    seen: list[Any] = []
+    hook = layer.register_forward_hook(lambda _, given, out: seen.extend((given[0], out)))
+    model(**inputs)
+    hook.remove()
+    given, out = (states[mask.bool()] if states.dim() == 3 else states for states in seen)
+    return given, out
+
+
+def _balance_labels(model: Any, name: str, max_length: int) -> None:
+    """Make each label's logits 0 ± 1 over the corpus; else many a random classifier has one label for all texts."""
     import torch
 
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-        for name, buffer in model.named_buffers():
-            if name == "final_logits_bias":
-                buffer.normal_(std=0.1)
+    layer = [module for module in model.modules() if isinstance(module, torch.nn.Linear)][-1]
+    _, logits = _states(model, layer, name, max_length)
+    layer.weight.div_(logits.std(0)[:, None])
+    if layer.bias is not None:  # decoders' have none, and vary enough without
+        layer.bias.sub_(logits.mean(0)).div_(logits.std(0))
+
+
+def _balance_words(model: Any, name: str, max_length: int) -> None:
+    """Let greedy texts neither repeat one word for ever nor go on for ever.
+
+    A head that is tied to the embeddings repeats its input unless these are small beside what the layers add. Every
+    word's mean logit is taken off where there is a bias for it. Special tokens never come up but for the end, which
+    wins at one place in 16: its row is made at right angles to the mean state (and to that of a first word, lest texts
+    are empty), and as long as that takes.
+    """
+    import torch
+
+    head = model.get_output_embeddings()
+    if model.config.tie_word_embeddings:
+        head.weight.mul_(0.3)
+    scheme = SCHEMES[name]
+    vocabulary = family_tokenizer(name)
+    special = [vocabulary.token_to_id(token) for token in (*scheme.first, *scheme.last)]
+    head.weight[special] *= 0.1
+    given, logits = _states(model, head, name, max_length)
+    bias = dict(model.named_buffers()).get("final_logits_bias")
+    if bias is not None:
+        bias.copy_(-logits.mean(0, keepdim=True))
+        logits = logits + bias
+    end = model.config.eos_token_id
+    means = [given.mean(0)]
+    if model.config.is_encoder_decoder:
+        means.append(given[:: min(12, max_length)].mean(0))
+    basis = torch.linalg.qr(torch.stack(means, dim=1)).Q
+    row = torch.randn_like(means[0])
+    row -= basis @ (basis.T @ row)
+    logits[:, special] = -torch.inf
+    best, own = logits.max(-1).values, given @ row
+    head.weight[end] = row * torch.where(own > 0, best / own, torch.inf).quantile(1 / 16)
+    if bias is not None:
+        bias[0, end] = 0
