@@ -8,6 +8,11 @@ from typing import Any, get_args
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 ATTENTION = ("auto", "packed", "padded")
 POOLING = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+# Of torch.nn: those that a reranker's files may name, finite for finite logits
+ACTIVATIONS = (
+    *("Identity", "Sigmoid", "Tanh", "Softmax", "ReLU", "GELU", "SiLU"),
+    *("Softplus", "Softsign", "LogSigmoid", "Hardsigmoid", "Hardtanh"),
+)
 
 # Families whose activations are known to pass fp16's largest number (65,504).
 OVERFLOWS_FP16 = frozenset({"t5", "mt5", "umt5", "longt5", "gemma", "gemma2", "gemma3", "gemma3_text"})
@@ -38,6 +43,7 @@ class HandlerConfig:
         lower_case: lower-case texts before the tokenizer's own normaliser.
         prompts: prompt name → text put before the input.
         default_prompt_name: prompt used when a request names none.
+        activation: of torch.nn, applied to a reranker's logits.
         dense: directories, relative to `model`, of dense layers applied after pooling, in order.
         trust_remote_code: whether code in the model's directory may run; only ever set by the builder on request.
         profile: TorchServe's own switch for its `timed` decorator.
@@ -59,6 +65,7 @@ class HandlerConfig:
     lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
+    activation: str = "Identity"
     dense: tuple[str, ...] = ()
     trust_remote_code: bool = False
     profile: bool = False
@@ -84,7 +91,7 @@ class HandlerConfig:
         return config
 
     def _check(self) -> None:
-        for key, allowed in (("dtype", DTYPES), ("attention", ATTENTION)):
+        for key, allowed in (("dtype", DTYPES), ("attention", ATTENTION), ("activation", ACTIVATIONS)):
             if getattr(self, key) not in allowed:
                 raise ConfigError(f"handler: {key} is {getattr(self, key)!r}; allowed are {', '.join(allowed)}")
         for mode in self.pooling:
