@@ -14,6 +14,7 @@ import torch
 import transformers
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
+from transformers.modeling_outputs import BaseModelOutput
 
 from handlers import attention, memory
 from handlers.batching import Limits
@@ -171,6 +172,25 @@ class Model:
             where padded; and where each text lies.
         """
         return self._in(self._logits, encodings, precise)
+
+    @torch.inference_mode()
+    def head(self, states: Tensor) -> Tensor:
+        """Run the model's head alone, for heads that look at one token at a time, such as those of vocabularies.
+
+        Args:
+            states: some of what `hidden` returned, (tokens, dimension); fp32 ones are run in fp32.
+
+        Returns:
+            fp32 logits, (tokens, labels).
+        """
+        net = self.net if states.dtype == self.dtype else copy.deepcopy(self.net).to(states.dtype)
+        encoder = _encoder(net)
+        encoder.forward = lambda *_, **__: BaseModelOutput(last_hidden_state=states[None])  # in place of the class's
+        try:
+            logits: Tensor = net(input_ids=torch.zeros(1, len(states), dtype=torch.long, device=self.device)).logits
+        finally:
+            del encoder.forward
+        return logits[0].float()
 
     def _in(self, run: Any, encodings: Sequence[Encoding], precise: bool) -> tuple[Tensor, Layout]:
         """`run` in the model's dtype, or in fp32; padded from now on where a text cannot be packed."""

@@ -39,6 +39,8 @@ class Encoding:
         key: encodings with different keys never share a forward pass.
         window: which window of its text this is, from 0.
         source: where its tokens come from, for tasks that ask.
+        start: tokens of the windowed text before this window.
+        options: what the request asks of it, for forward passes that have to know.
     """
 
     ids: list[int]
@@ -48,6 +50,8 @@ class Encoding:
     key: Hashable = None
     window: int = 0
     source: Source | None = None
+    start: int = 0
+    options: Any = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -66,6 +70,7 @@ class Text:
         cut: which text of a pair loses tokens: the longer one, or only the first or second.
         stride: instead of cutting, windows that overlap by this many tokens; of a pair, over the text named by `cut`.
         sourced: whether its encodings tell where their tokens come from.
+        options: passed on to its encodings, which share a forward pass all the same.
     """
 
     item: str | tuple[int, ...] | Pair
@@ -76,6 +81,7 @@ class Text:
     cut: Literal["longest_first", "only_first", "only_second"] = "longest_first"
     stride: int | None = None
     sourced: bool = False
+    options: Any = None
 
     def __len__(self) -> int:
         """Characters to tokenise, or token ids."""
@@ -133,6 +139,10 @@ class Tokens:
         lower_case: lower-case before the tokenizer's own normaliser, as sentence-transformers' `do_lower_case`.
         include_prompt: whether pooling counts a prompt's tokens.
         rows: rows of the model's embedding table, where a tokenizer may know more ids than the model has.
+
+    Attributes:
+        tokenizer: the tokenizer, for what tokens are called; encoding with it would set its truncation anew.
+        room: tokens of a single text that fit beside the special ones.
     """
 
     def __init__(
@@ -144,6 +154,7 @@ class Tokens:
         include_prompt: bool = True,
         rows: int | None = None,
     ) -> None:
+        self.tokenizer = tokenizer
         self.max_tokens = max_tokens
         self.include_prompt = include_prompt
         self.pad_id = tokenizer.pad_token_id or 0
@@ -167,6 +178,7 @@ class Tokens:
         self._prompts: dict[str, int] = {}
         if max_tokens <= before + after:
             raise ValueError(f"max_tokens is {max_tokens}; the special tokens alone are {before + after}")
+        self.room = max_tokens - before - after
 
     def encode(self, texts: Sequence[Text]) -> list[list[Encoding] | RequestError]:
         """Tokenise; cut or take apart what is too long. Per text, in order: its encodings (one but for windows)."""
@@ -208,7 +220,7 @@ class Tokens:
         skip = 0 if self.include_prompt or not text.prompt else self._prompt_tokens(text.prompt)
         cut = max(0, len(ids) - self.max_tokens)
         if not cut:
-            return [Encoding(ids, type_ids, 0, min(skip, len(ids) - 1), text.key, 0, source)]
+            return [Encoding(ids, type_ids, 0, min(skip, len(ids) - 1), text.key, 0, source, 0, text.options)]
         if text.stride is None and not text.truncate:
             return RequestError(
                 f"{len(ids)} tokens are over the model's limit of {self.max_tokens}, and truncate is false.",
@@ -228,6 +240,8 @@ class Tokens:
                 text.key,
                 window,
                 Source(_without(source.offsets, gaps), _without(source.sequences, gaps)) if source else None,
+                gaps[0][1] - gaps[0][0] if text.stride is not None else 0,
+                text.options,
             )
             for window, gaps in enumerate(pieces)
         ]
@@ -268,10 +282,10 @@ class Tokens:
         if step < 1:
             return self._no_room()
         last = max(0, -(-(end - start - width) // step))
-        froms = [start + step * i for i in range(last + 1)]
+        spans = [(at, min(at + width, end)) for at in range(start, start + step * last + 1, step)]
         if self._left:  # the tokenizer then counts windows from the end; the text's order is kept here
-            froms = [max(start, end - width - step * i) for i in range(last, -1, -1)]
-        return [[(start, at), (min(at + width, end), end)] for at in froms]
+            spans = [(max(start, at - width), at) for at in range(end - step * last, end + 1, step)]
+        return [[(start, first), (after, end)] for first, after in spans]
 
     def _no_room(self) -> RequestError:
         return RequestError(

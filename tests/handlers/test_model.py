@@ -8,6 +8,7 @@ from transformers import AutoModel, ModernBertConfig, ModernBertModel
 from handlers.config import HandlerConfig
 from handlers.model import Costs, Model
 from handlers.tokens import Encoding, Text
+from tests.families import family
 from tests.models import HIDDEN, tiny_bert, write_tokenizer
 
 TEXTS = ["the cat", "the cat [PAD] plays guitar", "a dog runs in the old house " * 5, "x"]
@@ -41,6 +42,26 @@ def test_packed_states_are_those_of_each_text_alone(tmp_path: Path, family: str)
     encodings = sorted(encoded(model, TEXTS), key=len)
     for found, expected in zip(states(model, encodings), direct(tmp_path, encodings), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "mpnet", "electra", "modernbert", "albert"])
+def test_a_head_alone_gives_the_logits_of_the_whole_model(tmp_path: Path, name: str) -> None:
+    model = Model(family(tmp_path, name, head="masked-lm"), config(), architecture="AutoModelForMaskedLM")
+    encodings = encoded(model, TEXTS[:2])
+    expected, layout = model.logits(encodings)
+    wanted = [start + 2 for start in layout.starts]
+    torch.testing.assert_close(model.head(model.hidden(encodings)[0][wanted]), expected[wanted], rtol=0, atol=1e-5)
+    torch.testing.assert_close(model.logits(encodings)[0], expected)
+
+
+def test_a_head_runs_in_fp32_on_fp32_states(tmp_path: Path) -> None:
+    directory = family(tmp_path, "bert", head="masked-lm")
+    half, full = (
+        Model(directory, config(dtype=d), architecture="AutoModelForMaskedLM") for d in ("float16", "float32")
+    )
+    states = full.hidden(encoded(full, TEXTS[:1]))[0]
+    torch.testing.assert_close(half.head(states), full.head(states), rtol=0, atol=1e-2)
+    assert half.net.dtype == torch.float16
 
 
 def modern_bert(directory: Path, window: int) -> Path:

@@ -177,13 +177,17 @@ def test_windows_are_those_of_the_tokenizer(tiny_model: Path, pair: tuple[str, s
 
 
 @settings(deadline=None)
-@given(st.text("ab ", max_size=60), st.integers(0, 5))
-def test_windows_of_one_text(tiny_model: Path, text: str, stride: int) -> None:
-    own = AutoTokenizer.from_pretrained(tiny_model)
-    expected = own(text, truncation=True, max_length=10, stride=stride, return_overflowing_tokens=True)
-    (slot,) = Tokens(AutoTokenizer.from_pretrained(tiny_model), 10).encode([Text(text, stride=stride)])
+@given(st.text("ab ", max_size=60), st.integers(0, 5), st.sampled_from(["left", "right"]))
+def test_windows_of_one_text(tiny_model: Path, text: str, stride: int, side: str) -> None:
+    own = AutoTokenizer.from_pretrained(tiny_model, truncation_side=side)
+    whole = own(text, add_special_tokens=False)["input_ids"]
+    expected = own(text, truncation=True, max_length=10, stride=stride, return_overflowing_tokens=True)["input_ids"]
+    tokens = Tokens(AutoTokenizer.from_pretrained(tiny_model, truncation_side=side), 10)
+    (slot,) = tokens.encode([Text(text, stride=stride, options="mine")])
     assert not isinstance(slot, RequestError)
-    assert [e.ids for e in slot] == expected["input_ids"]
+    assert [e.ids for e in slot] == (expected if side == "right" else expected[::-1])
+    assert all(e.ids[1:-1] == whole[e.start : e.start + len(e) - 2] for e in slot)
+    assert {e.options for e in slot} == {"mine"}
 
 
 def test_no_room_beside_the_other_text_is_an_error_of_that_pair(tokens: Tokens) -> None:
