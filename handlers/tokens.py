@@ -13,6 +13,7 @@ from handlers.errors import RequestError
 from handlers.request import Pair
 
 CHUNK_CHARACTERS = 300_000  # tokenised in one call
+MOST_WINDOWS = 8  # that share a token: else the little room beside a long text makes windows without end
 
 
 class Source(NamedTuple):
@@ -21,10 +22,16 @@ class Source(NamedTuple):
     Args:
         offsets: (start, end) of each token in its text, in characters.
         sequences: 0 or 1 for a token of the first or second text, None for a special token.
+        words: which word of its text each token is in, None for a special token.
     """
 
     offsets: list[tuple[int, int]]
     sequences: list[int | None]
+    words: list[int | None]
+
+    def without(self, gaps: list[tuple[int, int]]) -> "Source":
+        """The source of the tokens outside these stretches."""
+        return Source(_without(self.offsets, gaps), _without(self.sequences, gaps), _without(self.words, gaps))
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,7 @@ class Text:
         key: passed on to its encodings.
         cut: which text of a pair loses tokens: the longer one, or only the first or second.
         stride: instead of cutting, windows that overlap by this many tokens; of a pair, over the text named by `cut`.
+            They overlap by less where each would bring less than 1 / MOST_WINDOWS of the model's length.
         sourced: whether its encodings tell where their tokens come from.
         options: passed on to its encodings, which share a forward pass all the same.
     """
@@ -216,7 +224,7 @@ class Tokens:
             return RequestError("the text has no tokens for this model.", code="empty_text")
         if self._unembedded and max(ids) >= self.vocabulary:
             return RequestError("the text has a token that the model has no embedding for.", code="invalid_token")
-        source = Source(encoding.offsets, encoding.sequence_ids) if text.sourced else None
+        source = Source(encoding.offsets, encoding.sequence_ids, encoding.word_ids) if text.sourced else None
         skip = 0 if self.include_prompt or not text.prompt else self._prompt_tokens(text.prompt)
         cut = max(0, len(ids) - self.max_tokens)
         if not cut:
@@ -239,7 +247,7 @@ class Tokens:
                 min(skip, self.max_tokens - 1),
                 text.key,
                 window,
-                Source(_without(source.offsets, gaps), _without(source.sequences, gaps)) if source else None,
+                source.without(gaps) if source else None,
                 gaps[0][1] - gaps[0][0] if text.stride is not None else 0,
                 text.options,
             )
@@ -278,8 +286,8 @@ class Tokens:
         start, end = spans[-1] if text.cut == "only_second" else spans[0]
         rest = (sum(b - a for a, b in spans) - (end - start)) + self._special_tokens(len(spans))
         width = self.max_tokens - rest
-        step = width - (text.stride or 0)
-        if step < 1:
+        step = max(width - (text.stride or 0), -(-self.max_tokens // MOST_WINDOWS))
+        if step > width:
             return self._no_room()
         last = max(0, -(-(end - start - width) // step))
         spans = [(at, min(at + width, end)) for at in range(start, start + step * last + 1, step)]

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from handlers.errors import RequestError
 from handlers.request import Pair
-from handlers.tokens import Encoding, Text, Tokens, collate
+from handlers.tokens import MOST_WINDOWS, Encoding, Text, Tokens, collate
 from tests.strategies import texts
 
 
@@ -173,6 +173,7 @@ def test_windows_are_those_of_the_tokenizer(tiny_model: Path, pair: tuple[str, s
     assert [e.type_ids for e in slot] == expected["token_type_ids"]
     assert [e.window for e in slot] == list(range(len(slot)))
     assert [e.source and list(e.source.offsets) for e in slot] == [list(o) for o in expected["offset_mapping"]]
+    assert [e.source and e.source.words for e in slot] == [expected.word_ids(i) for i in range(len(slot))]
     assert all(e.cut == 0 for e in slot)
 
 
@@ -199,3 +200,19 @@ def test_no_room_beside_the_other_text_is_an_error_of_that_pair(tokens: Tokens) 
     assert crowded.code == "too_long"
     windows = tokens.encode([Text(Pair("the cat " * 9, "a dog"), cut="only_second", stride=2)])[0]
     assert isinstance(windows, RequestError)
+
+
+def test_windows_beside_a_long_text_overlap_by_less_or_are_refused(tokens: Tokens) -> None:
+    def windows(question: int, stride: int) -> list[Encoding] | RequestError:
+        pair = Pair("cat " * question, "dog " * 40)
+        return tokens.encode([Text(pair, cut="only_second", stride=stride)])[0]
+
+    for question, width, step in ((3, 6, 2), (6, 3, 2), (7, 2, 2)):  # of 12 tokens, 3 of them special
+        slot = windows(question, 100)
+        assert not isinstance(slot, RequestError)
+        assert [len(e) - question - 3 for e in slot[:-1]] == [width] * (len(slot) - 1)
+        assert [e.start for e in slot] == [step * i for i in range(len(slot))]
+        assert sum(map(len, slot)) <= MOST_WINDOWS * (40 + question + 3)
+    refused = windows(8, 0)
+    assert isinstance(refused, RequestError)
+    assert refused.code == "too_long"
