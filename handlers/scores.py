@@ -1,13 +1,19 @@
-"""A classifier's logits → scores, and labels to go with them."""
+"""A classifier's logits → scores, and the labels or documents that go with them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from handlers.errors import RequestError
+from handlers.options import json_type, members, text
+from handlers.request import inside
 from handlers.serialise import dumps
 
+#: What the documents to rank may be called.
+DOCUMENTS = ("documents", "texts", "passages")
 # {"label":…,"score":-1.2345678901234567e-38}, and a comma
 LABELLED_BYTES = 52
 
@@ -59,3 +65,50 @@ def best_first(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def labels_bytes(names: Sequence[str]) -> list[int]:
     """Most bytes that each label takes in an answer with its score."""
     return [LABELLED_BYTES + len(dumps(name)) for name in names]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Documents to rank by how well they answer a query.
+
+    Args:
+        query: what is asked.
+        documents: in the client's order.
+        field: one of DOCUMENTS, which they came as.
+    """
+
+    query: str
+    documents: tuple[str, ...]
+    field: str
+
+
+def candidates(value: Any, param: str) -> Candidates:
+    """A query and its documents, sent as the field `param`: texts, or objects with a text.
+
+    Raises:
+        RequestError: something is missing, there twice, empty or no text.
+    """
+    found = members(value, param, ["query"], DOCUMENTS)
+    query = text(found["query"], inside(param, "query"))
+    named = [name for name in DOCUMENTS if name in found]
+    if not named:
+        where = inside(param, DOCUMENTS[0])
+        raise RequestError(f"{where} is missing.", code="missing_field", param=where)
+    if len(named) > 1:
+        raise RequestError(
+            f"{param or 'The body'} has {named[0]} and {named[1]}; send one.",
+            code="ambiguous_input",
+            param=inside(param, named[1]),
+        )
+    listed, where = found[named[0]], inside(param, named[0])
+    if not isinstance(listed, list):
+        raise RequestError(f"{where} is {json_type(listed)}; it must be a list.", code="invalid_type", param=where)
+    if not listed:
+        raise RequestError(f"{where} is an empty list.", code="empty_list", param=where)
+    return Candidates(query, tuple(_document(each, inside(where, i)) for i, each in enumerate(listed)), named[0])
+
+
+def _document(value: Any, param: str) -> str:
+    if isinstance(value, dict):
+        value, param = members(value, param, ["text"])["text"], inside(param, "text")
+    return text(value, param, "a string or an object with 'text'")

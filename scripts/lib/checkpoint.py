@@ -105,8 +105,7 @@ def read(
                 "no modules.json: mean pooling and no normalisation, as in sentence-transformers, "
                 "unless options say else"
             )
-    limit, most, more = _limits(files, around, config)
-    limit = own.pop("max_tokens", limit)
+    limit, most, more = _limits(files, around, config, own.pop("max_tokens", around.max_tokens))
     notes += more
     if max_tokens is not None:
         if max_tokens < 1 or (most is not None and max_tokens > most):
@@ -199,22 +198,22 @@ def _check_network(config: dict[str, Any], task: str, around: Pipeline | None, t
 
 
 def _limits(
-    files: Mapping[str, Path], around: Pipeline, config: dict[str, Any]
+    files: Mapping[str, Path], around: Pipeline, config: dict[str, Any], asked: int | None
 ) -> tuple[int | None, int | None, list[str]]:
     """Tokens per text by the model's own files, the room in its position table, and notes."""
     tokenizer = load_json(files, str(PurePosixPath(around.transformer) / "tokenizer_config.json"))
     stated = tokenizer.get("model_max_length", math.inf)
     most = _positions(config)
-    if around.max_tokens is None:
+    if asked is None:
         known = [value for value in (stated, most) if isinstance(value, int | float) and 0 < value < _NO_LIMIT]
         return (int(min(known)) if known else None), most, []
-    if most is not None and around.max_tokens > most:
+    if most is not None and asked > most:
         return (
             most,
             most,
-            [f"max_seq_length {around.max_tokens} is more than the model's {most} positions: {most} taken"],
+            [f"max_seq_length {asked} is more than the model's {most} positions: {most} taken"],
         )
-    return around.max_tokens, most, []
+    return asked, most, []
 
 
 def _positions(config: dict[str, Any]) -> int | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scripts.lib import reranker
 from scripts.lib.errors import UserError
 
 Files = Mapping[str, Path]
@@ -37,7 +38,7 @@ _SEQUENCE = "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES"
 
 SERVED: Mapping[str, Task] = {
     "embedding": Task("handlers.embedding", (), "MODEL_MAPPING_NAMES"),
-    "reranking": Task("handlers.reranking", ("reranking", "classification"), _SEQUENCE),
+    "reranking": Task("handlers.reranking", ("reranking", "classification"), _SEQUENCE, reranker.settings),
     "classification": Task("handlers.classification", ("classification", "reranking"), _SEQUENCE),
     "zero_shot": Task("handlers.zero_shot", ("classification",), _SEQUENCE),
     "token_classification": Task(
@@ -71,12 +72,6 @@ _ARCHITECTURES = {
     "ForSpeechSeq2Seq": "speech recognition",
     "ForCTC": "speech recognition",
     "ForRetrieval": "multi-vector embedding",
-}
-#: sentence-transformers' other families of models.
-FAMILIES = {
-    "CrossEncoder": "reranking",
-    "SparseEncoder": "sparse_embedding",
-    "MultiVectorEncoder": "multi-vector embedding",
 }
 # transformers' names of its pipelines, where they are other ones
 _PIPELINES = {
