@@ -10,7 +10,7 @@ import math
 import time
 import traceback
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ from ts.metrics.metric_type_enum import MetricTypes
 from ts.torch_handler.base_handler import BaseHandler
 
 from handlers import batching, decoding, intake, options, parking, protocol, runner
+from handlers.batching import Limits
 from handlers.codecs.codec import Codec
 from handlers.config import HandlerConfig
 from handlers.errors import ModelFailure, Overloaded, RequestError, TooLarge
@@ -51,6 +52,7 @@ class TransformerHandler(BaseHandler):
         routes: paths of other servers' interfaces that it answers, of those in `protocol.ROUTES`.
         token_ids: whether a text may be sent as token ids.
         inputs_alone: whether Hugging Face's clients want the result of a single input bare, not in a list.
+        arrays: whether results are arrays of numbers, or base64 of them.
         architecture: transformers' auto class that loads the model.
         reads: what the task reads of the model.
     """
@@ -62,6 +64,7 @@ class TransformerHandler(BaseHandler):
     routes: ClassVar[tuple[str, ...]] = ()
     token_ids: ClassVar[bool] = False
     inputs_alone: ClassVar[bool] = False
+    arrays: ClassVar[bool] = False
     architecture: ClassVar[str] = "AutoModel"
     reads: ClassVar[Reads] = "states"
 
@@ -85,10 +88,19 @@ class TransformerHandler(BaseHandler):
         )
         self.device = self.model.device
         self.task = Task(
-            self.nouns, self.fields, self.options, self.routes, self.item, self.nullable, self.inputs_alone
+            self.nouns,
+            self.fields,
+            self.options,
+            self.routes,
+            self.item,
+            self.nullable,
+            self.inputs_alone,
+            self.settings.max_items,
+            self.arrays,
+            self.pipeline_value,
         )
         self.setup()
-        self.model.fit()
+        self.fit()
         self.initialized = True
         logger.info("Ready: %s", self.card())
 
@@ -110,17 +122,14 @@ class TransformerHandler(BaseHandler):
         open_slots = [slot for slot in data.slots if slot.request and not slot.error]
         encodings = [encoding for slot in open_slots for encoding in slot.encodings]
         lengths = [len(encoding) for encoding in encodings]
-        plan = batching.plan_apart(lengths, [encoding.key for encoding in encodings], self.model.limits())
+        plan = batching.plan_apart(lengths, [encoding.key for encoding in encodings], self.limits)
         tally = runner.Tally()
-        rows = iter(
-            runner.run(encodings, plan, self.forward, deadline=data.started + self.time_budget, tally=tally)
-            if encodings
-            else []
-        )
+        self.deadline = data.started + self.time_budget
+        rows = iter(runner.run(encodings, plan, self.forward, deadline=self.deadline, tally=tally) if encodings else [])
         for slot in open_slots:
             slot.outputs = [next(rows) for _ in slot.encodings]
         spent = time.monotonic() - begun
-        self.model.costs = self.model.costs.after(tally.tokens, tally.micro_batches, spent)
+        self.learn(tally, spent)
         for name, value in {
             "batchserve_items_total": len(encodings),
             "batchserve_tokens_total": tally.real_tokens,
@@ -147,6 +156,10 @@ class TransformerHandler(BaseHandler):
     def setup(self) -> None:
         """Load what the task needs beside the encoder. Called once, before the warm-up."""
 
+    def fit(self) -> None:
+        """Warm up, and learn what the model's work costs on this device."""
+        self.model.fit()
+
     def item(self, value: Any, param: str) -> Item:
         """An instance as sent, in the field `param` → an item. RequestError refuses the request."""
         if self.token_ids and isinstance(value, list):
@@ -172,10 +185,11 @@ class TransformerHandler(BaseHandler):
         return [Text(item, prompt, truncate, request.param(i)) for i, item in enumerate(request.items)]
 
     @abstractmethod
-    def forward(self, encodings: Sequence[Encoding], precise: bool) -> Tensor | Sequence[Tensor]:
+    def forward(self, encodings: Sequence[Encoding], precise: bool) -> Tensor | Sequence[Tensor | RequestError]:
         """Run encodings at once: one fp32 row per encoding, in order. `precise` asks for fp32 throughout.
 
-        Rows are stacked in one tensor, or are tensors of any shapes.
+        Rows are stacked in one tensor, or are tensors of any shapes and errors. `self.deadline` is the
+        `time.monotonic()` at which long work should end.
         """
 
     @abstractmethod
@@ -188,6 +202,10 @@ class TransformerHandler(BaseHandler):
             encodings: of the texts that `texts` returned, in order; a text in windows has several.
         """
 
+    def pipeline_value(self, request: Request, value: Any) -> Any:
+        """A result in the form of transformers' pipelines, for Hugging Face's clients: mostly as it is."""
+        return value
+
     def item_bytes(self, request: Request) -> int:
         """Most bytes that one item's result takes in the answer, so that what is too large is refused at once.
 
@@ -195,10 +213,18 @@ class TransformerHandler(BaseHandler):
         """
         return 0
 
+    def limits(self, key: Hashable) -> Limits:
+        """What one micro-batch of encodings of this key may hold, and what it costs."""
+        return self.model.limits()
+
     def seconds(self, encodings: Sequence[Encoding]) -> float:
         """Predicted time of running these encodings, in seconds."""
         tokens = sum(len(encoding) for encoding in encodings)
         return self.model.costs.seconds(tokens, math.ceil(tokens / self.model.limits().max_tokens))
+
+    def learn(self, tally: runner.Tally, seconds: float) -> None:
+        """Correct what `seconds` predicts by what a batch has just taken."""
+        self.model.costs = self.model.costs.after(tally.tokens, tally.micro_batches, seconds)
 
     def sample(self) -> Any:
         """A JSON body that the model must be able to answer: what a build tries the archive with."""
@@ -235,9 +261,10 @@ class TransformerHandler(BaseHandler):
                 raise RequestError("This model gives no explanations.", code="no_explanations")
             call = decoding.decode(row, headers, self.fields)
             slot.codec = protocol.by_body(slot.codec, call, self.task)
+            slot.writer = protocol.by_accept(slot.codec, decoding.accepted(headers))
             slot.echo = slot.codec.echo(call)
-            slot.request = self.parse(protocol.read(call, slot.codec, self.task, self.settings.max_items))
-            self._check_answer(slot.request, slot.codec)
+            slot.request = self.parse(protocol.read(call, slot.codec, self.task))
+            self._check_answer(slot.request, slot.writer)
         except RequestError as error:
             slot.error = error
         except Exception as error:  # noqa: BLE001 - a subclass's fault on one row must stay with that row
@@ -247,7 +274,7 @@ class TransformerHandler(BaseHandler):
     def _check_answer(self, request: Request, codec: Codec) -> None:
         """Refuse before compute what TorchServe could not send: a larger answer kills the worker."""
         room = self.settings.max_response_bytes - ENVELOPE_BYTES
-        each = self.item_bytes(request) + codec.item_bytes
+        each = codec.bound(self.item_bytes(request), self.task)
         if each * len(request.items) > room:
             raise TooLarge(
                 f"The answer may pass {self.settings.max_response_bytes} bytes; "
@@ -317,10 +344,10 @@ class TransformerHandler(BaseHandler):
         results = self.render(request, rows, slot.encodings)
         if len(results) != len(request.items):
             raise ValueError(f"render returned {len(results)} results for {len(request.items)} items")
-        body = slot.codec.write(request, results, self.task, self.model_name, usage)
+        body = slot.writer.write(request, results, self.task, self.model_name, usage)
         if len(body) > self.settings.max_response_bytes:
             raise TooLarge("The answer is larger than TorchServe can send; send fewer items.", code="answer_too_large")
-        self.context.set_response_content_type(index, slot.codec.content_type)
+        self.context.set_response_content_type(index, slot.writer.content_type)
         if usage.cut:
             self.context.set_response_header(index, "X-Truncated-Tokens", str(usage.cut))
         return body

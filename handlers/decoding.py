@@ -104,6 +104,11 @@ def media_type(headers: Headers) -> str:
     return whole.get_content_type() if whole is not None else ""
 
 
+def accepted(headers: Headers) -> list[str]:
+    """The media types of the Accept header, in its order."""
+    return [kind.partition(";")[0].strip().lower() for kind in str(headers.get("accept") or "").split(",")]
+
+
 def decode(row: Mapping[str, Any], headers: Headers, fields: Sequence[str] = ()) -> Call:
     """Find the body and the route of one request.
 

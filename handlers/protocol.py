@@ -8,22 +8,23 @@
 | {"input": …}                        | openai                      | the body of an embedding, or v1/embeddings|
 | {"query", "documents"}              | cohere (Jina)               | v1/rerank, v2/rerank                      |
 | embed, embed_sparse, rerank, predict| tei                         | the route                                 |
-| lines of JSON, CSV                  | sagemaker                   | the content type                          |
+| lines of JSON, CSV                  | sagemaker                   | the content type; answers also by Accept  |
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
 from handlers.codecs import cohere, huggingface, kserve, openai, plain, sagemaker, tei
-from handlers.codecs.codec import Codec
+from handlers.codecs.codec import Codec, limited
 from handlers.decoding import CSV, JSON_LINES, Call
-from handlers.errors import RequestError, TooLarge, UnknownRoute, nearest, shown
+from handlers.errors import RequestError, UnknownRoute, nearest, shown
 from handlers.request import Request, Task, inside
 
 PLAIN = plain.Plain()
-_OPENAI, _RERANK = openai.Embeddings(), cohere.Rerank()
+_OPENAI = openai.Embeddings()
+_RERANK, _RERANK_V2 = cohere.Rerank("1"), cohere.Rerank("2")
 _V1, _V2 = kserve.V1(), kserve.V2()
 _HUGGING_FACE = huggingface.HuggingFace()
 #: Paths of other servers' interfaces; a task says which of them it answers.
@@ -34,17 +35,15 @@ ROUTES: Mapping[str, Codec] = {
     "predict": tei.Predict(),
     "rerank": tei.Rerank(),
     "v1/rerank": _RERANK,
-    "v2/rerank": _RERANK,
+    "v2/rerank": _RERANK_V2,
 }
 #: Those that every task answers.
 _COMMON = (
     (re.compile(r"v1/models/[^/]+:predict"), _V1),
     (re.compile(r"v2/models/[^/]+(/versions/[^/]+)?/infer"), _V2),
 )
-_TYPES: Mapping[str, Codec] = {
-    **dict.fromkeys(JSON_LINES, sagemaker.JsonLines()),
-    **dict.fromkeys(CSV, sagemaker.Csv()),
-}
+_JSON_LINES, _CSV = sagemaker.JsonLines(), sagemaker.Csv()
+_TYPES: Mapping[str, Codec] = {**dict.fromkeys(JSON_LINES, _JSON_LINES), **dict.fromkeys(CSV, _CSV)}
 
 
 def by_route(route: str, kind: str, task: Task) -> Codec:
@@ -88,18 +87,36 @@ def by_body(asked: Codec, call: Call, task: Task) -> Codec:
     return other[spoken[0]] if spoken else PLAIN
 
 
+def by_accept(asked: Codec, accepted: Sequence[str]) -> Codec:
+    """The codec that writes the answer: `asked`, unless the client wants lines or CSV, or JSON for its lines.
+
+    Args:
+        asked: the codec of the body.
+        accepted: the media types of the request's Accept header, in its order.
+    """
+    if asked not in (PLAIN, _HUGGING_FACE, _V1, _JSON_LINES, _CSV):
+        return asked
+    for kind in accepted:
+        if kind in _TYPES:
+            return _TYPES[kind]
+        if kind == "application/json":
+            return _HUGGING_FACE if asked in (_JSON_LINES, _CSV) else asked
+        if kind in ("*/*", "application/*", "text/*"):
+            break
+    return asked
+
+
 def _is_tensors(inputs: Any) -> bool:
     return isinstance(inputs, list) and bool(inputs) and isinstance(inputs[0], dict) and "datatype" in inputs[0]
 
 
-def read(call: Call, codec: Codec, task: Task, max_items: int) -> Request:
+def read(call: Call, codec: Codec, task: Task) -> Request:
     """Find the items and the options in a decoded body.
 
     Args:
         call: the decoded request.
         codec: of the shape that it speaks.
         task: what is served.
-        max_items: most items in one request.
 
     Raises:
         TooLarge, RequestError: see their messages.
@@ -111,12 +128,7 @@ def read(call: Call, codec: Codec, task: Task, max_items: int) -> Request:
             near = nearest(name, known)
             hint = f"; did you mean {near!r}?" if near else f"; known are {', '.join(sorted(known)) or 'none'}."
             raise RequestError(f"Unknown option {shown(name)}{hint}", code="unknown_option", param=_name(name))
-    if len(draft.values) > max_items:
-        raise TooLarge(
-            f"{draft.field!r} holds {len(draft.values)} items; at most {max_items} fit in one request.",
-            code="too_many_items",
-            param=draft.field,
-        )
+    limited(len(draft.values), draft.field, task)
     items = tuple(
         task.item(value, inside(draft.field, i) if draft.listed else draft.field)
         for i, value in enumerate(draft.values)

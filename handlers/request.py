@@ -44,6 +44,9 @@ class Task:
         item: an instance as sent and the field it was in → the item.
         nullable: options for which null is a value, and not their absence.
         inputs_alone: whether Hugging Face's clients want the result of a single input bare, not in a list.
+        max_items: most instances in one request.
+        arrays: whether results are arrays of numbers, or base64 of them.
+        pipeline_value: a request and a result → that result in the form of transformers' pipelines.
     """
 
     nouns: Nouns
@@ -53,6 +56,9 @@ class Task:
     item: Callable[[Any, str], Item]
     nullable: tuple[str, ...] = ()
     inputs_alone: bool = False
+    max_items: int = 1024
+    arrays: bool = False
+    pipeline_value: Callable[["Request", Any], Any] = lambda _, value: value
 
 
 @dataclass(frozen=True)

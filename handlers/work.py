@@ -19,6 +19,7 @@ class Slot:
 
     Args:
         codec: of the shape that the client spoke, as far as is known.
+        writer: of the answer's shape, which an Accept header may ask for.
         echo: what the codec needs again.
         request: what the client asks; None for a describe request.
         error: why it cannot be answered.
@@ -28,6 +29,7 @@ class Slot:
     """
 
     codec: Codec = field(default_factory=Plain)
+    writer: Codec = field(default_factory=Plain)
     echo: Mapping[str, Any] = field(default_factory=dict)
     request: Request | None = None
     error: RequestError | None = None

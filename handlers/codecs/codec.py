@@ -2,12 +2,13 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from handlers.decoding import Call
-from handlers.errors import RequestError
+from handlers.errors import RequestError, TooLarge
 from handlers.options import json_type
 from handlers.request import Request, Task, Usage
 from handlers.serialise import dumps
@@ -36,11 +37,13 @@ class Codec:
     Class attributes:
         options: options of the shape's own, which every task ignores → their checks.
         item_bytes: most bytes that the shape adds to an item's value in the answer.
+        growth: how many times larger it makes a value that is no array at most, as where JSON is quoted in JSON.
         content_type: of its answers; errors are JSON in every shape.
     """
 
     options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
     item_bytes: ClassVar[int] = 2
+    growth: ClassVar[float] = 1.0
     content_type: ClassVar[str] = "application/json"
 
     def echo(self, call: Call) -> Mapping[str, Any]:
@@ -63,6 +66,10 @@ class Codec:
             model: name under which the model is served.
         """
         raise NotImplementedError
+
+    def bound(self, size: int, task: Task) -> int:
+        """Most bytes that an item takes in the answer, when its value takes `size` as JSON."""
+        return self.item_bytes + (size if task.arrays else math.ceil(size * self.growth))
 
     def status(self, error: RequestError) -> int:
         """The HTTP status of an error."""
@@ -111,6 +118,16 @@ def as_list(value: Any, name: str) -> list[Any]:
     if not value:
         raise RequestError(f"{name!r} is an empty list.", code="empty_list", param=name)
     return value
+
+
+def limited(count: int, name: str, task: Task) -> None:
+    """Refuse more instances than one request may have, in the field `name`."""
+    if count > task.max_items:
+        raise TooLarge(
+            f"{name!r} holds {count} items; at most {task.max_items} fit in one request.",
+            code="too_many_items",
+            param=name,
+        )
 
 
 def with_parameters(given: dict[str, Any]) -> dict[str, Any]:

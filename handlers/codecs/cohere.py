@@ -1,4 +1,4 @@
-"""`v1/rerank` as Cohere and Jina answer it."""
+"""`v1/rerank` and `v2/rerank` as Cohere and Jina answer them."""
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +16,16 @@ class Rerank(Codec):
     """`{"query", "documents", "top_n", "return_documents"}` → `{"results": [{"index", "relevance_score"}], …}`.
 
     Errors carry the text as `message` (Cohere) and as `detail` (Jina).
+
+    Args:
+        version: of Cohere's interface.
     """
 
     options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"user": string, "model": string}
+    growth = 1.5  # «score» becomes «relevance_score»
+
+    def __init__(self, version: str) -> None:
+        self.version = version
 
     def read(self, call: Call, task: Task) -> Draft:
         """The query and the documents."""
@@ -43,7 +50,7 @@ class Rerank(Codec):
                 "model": model,
                 "results": ranking,
                 "usage": tokens,
-                "meta": {"api_version": {"version": "1"}, "tokens": {"input_tokens": usage.tokens}},
+                "meta": {"api_version": {"version": self.version}, "tokens": {"input_tokens": usage.tokens}},
             }
         )
 

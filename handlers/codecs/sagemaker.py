@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from handlers.codecs.codec import Codec, Draft
+from handlers.codecs.codec import Codec, Draft, limited, with_parameters
 from handlers.decoding import Call
 from handlers.errors import RequestError
 from handlers.options import json_type
@@ -29,34 +29,52 @@ def _some(values: list[Any]) -> list[Any]:
 
 
 class JsonLines(Codec):
-    """A JSON value a line: a text, or an object with an instance's fields or `inputs`. Blank lines don't count."""
+    """A JSON value a line: a text, an object with an instance's fields, or `inputs` and `parameters`.
+
+    Blank lines don't count.
+    """
 
     content_type = "application/jsonlines"
 
     def read(self, call: Call, task: Task) -> Draft:
-        """One instance a line."""
+        """One instance a line; `parameters` are options, the same on every line."""
         lines = [line for line in _content(call).split("\n") if line.strip()]
-        return Draft(_some([_instance(line, i) for i, line in enumerate(lines)]), {}, "lines", listed=True)
+        limited(len(lines), "lines", task)
+        spoken = [_instance(line, i) for i, line in enumerate(_some(lines))]
+        parameters = spoken[0][1]
+        for i, (_, other) in enumerate(spoken):
+            if other != parameters:
+                raise RequestError(
+                    f"lines[{i}] has other parameters than lines[0]; those of one body must be equal.",
+                    code="invalid_value",
+                    param=f"lines[{i}].parameters",
+                )
+        values = [value for value, _ in spoken]
+        return Draft(values, with_parameters({"parameters": parameters}), "lines", listed=True)
 
     def write(self, request: Request, results: Sequence[Any], task: Task, model: str, usage: Usage) -> bytes:
         """One result a line."""
         return b"".join(dumps(result) + b"\n" for result in results)
 
 
-def _instance(line: str, index: int) -> Any:
+def _instance(line: str, index: int) -> tuple[Any, Any]:
+    """A line's instance and parameters."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
         raise RequestError(
             f"lines[{index}] is not valid JSON.", code="malformed_json", param=f"lines[{index}]"
         ) from None
-    return value["inputs"] if isinstance(value, dict) and list(value) == ["inputs"] else value
+    if isinstance(value, dict) and "inputs" in value and value.keys() <= {"inputs", "parameters"}:
+        return value["inputs"], value.get("parameters")
+    return value, None
 
 
 class Csv(Codec):
     """One instance a row, no header: a text, or as many columns as the task has fields, in their order."""
 
     content_type = "text/csv"
+    growth = 2.0  # quotes
 
     def read(self, call: Call, task: Task) -> Draft:
         """One instance a row."""

@@ -1,12 +1,12 @@
 """text-embeddings-inference's routes, with its request and response shapes and its statuses."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from handlers.codecs.codec import Codec, Draft, as_list, as_object
 from handlers.decoding import Call
 from handlers.errors import Overloaded, RequestError
-from handlers.options import is_integer
+from handlers.options import boolean, is_integer, one_of
 from handlers.request import Request, Task, Usage
 from handlers.serialise import dumps
 
@@ -15,13 +15,20 @@ _TYPES = {"empty_list": "Empty", "empty_text": "Empty", "invalid_token": "Tokeni
 
 
 class _Tei(Codec):
-    """What the routes share: errors."""
+    """What the routes share: errors, and the side that truncation cuts, which the model decides."""
+
+    options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"truncation_direction": one_of("right", "Right")}
 
     def status(self, error: RequestError) -> int:
-        """Its statuses: 422 for what does not validate, 400 for what is empty, 429 for too much at once."""
-        if isinstance(error, Overloaded):
+        """Its statuses: 400 empty or no JSON, 413 too long or too many, 422 invalid, 424 failed, 429 overloaded."""
+        kind = self._type(error)
+        if kind == "Overloaded":
             return 429
-        return 422 if error.status == 400 and self._type(error) != "Empty" else error.status
+        if kind == "Backend":
+            return 424
+        if error.code == "too_long":
+            return 413
+        return 422 if error.status == 400 and kind != "Empty" and error.code != "malformed_json" else error.status
 
     def complaint(self, error: RequestError, echo: Mapping[str, Any]) -> dict[str, Any]:
         """`error` and `error_type`, and what ours tells beside them."""
@@ -37,9 +44,11 @@ class Embed(_Tei):
     """`embed`: `{"inputs": "…" or ["…", …] or token ids}` → `[[…], …]`. `embed_sparse`: lists of index and value."""
 
     def read(self, call: Call, task: Task) -> Draft:
-        """One input, or a list of them: texts or token ids."""
+        """One input, or a list of them: texts or token ids. Vectors are normalised unless the client says otherwise."""
         body = as_object(call, "inputs")
         inputs = body.pop("inputs")
+        if "normalize" in task.options:
+            body = {"normalize": True, **body}
         if not isinstance(inputs, list) or (inputs and is_integer(inputs[0])):
             return Draft([inputs], body, "inputs")
         return Draft(as_list(inputs, "inputs"), body, "inputs", listed=True)
@@ -57,6 +66,13 @@ class Predict(_Tei):
         body = as_object(call, "inputs")
         inputs = body.pop("inputs")
         body = {"top_k": None, **body}
+        if "function_to_apply" in task.options and "raw_scores" in body:
+            raw = body.pop("raw_scores")
+            try:
+                if raw is not None and boolean(raw):
+                    body["function_to_apply"] = "none"
+            except RequestError as error:
+                raise error.at("raw_scores") from None
         if not isinstance(inputs, list) or (inputs and not isinstance(inputs[0], list)):
             return Draft([inputs], body, "inputs")
         return Draft(as_list(inputs, "inputs"), body, "inputs", listed=True)

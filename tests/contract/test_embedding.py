@@ -231,9 +231,9 @@ def test_an_answer_stays_within_its_bound(served: Served) -> None:
     for body in ({"texts": ["a"]}, {"input": ["a"]}, {"input": ["a"], "encoding_format": "base64"}):
         call = Call({**body, "normalize": False})
         codec = protocol.by_body(protocol.PLAIN, call, handler.task)
-        request = replace(protocol.read(call, codec, handler.task, 1), items=("a",) * 1000)
+        request = replace(protocol.read(call, codec, handler.task), items=("a",) * 1000)
         content = codec.write(request, handler.render(request, rows, []), handler.task, "tiny", Usage(1, 1))
-        assert len(content) <= 1000 * (handler.item_bytes(request) + codec.item_bytes) + ENVELOPE_BYTES
+        assert len(content) <= 1000 * codec.bound(handler.item_bytes(request), handler.task) + ENVELOPE_BYTES
 
 
 def test_bfloat16_by_name(serve: Serve, tiny_model: Path, oracle: SentenceTransformer) -> None:

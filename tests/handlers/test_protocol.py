@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def codec_of(body: Any, route: str = "", kind: str = "application/json") -> Code
 
 
 def read(body: Any, route: str = "", max_items: int = 100) -> Request:
-    return protocol.read(Call(body, route), codec_of(body, route), TASK, max_items)
+    return protocol.read(Call(body, route), codec_of(body, route), replace(TASK, max_items=max_items))
 
 
 @pytest.mark.parametrize(

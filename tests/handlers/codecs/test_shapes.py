@@ -17,7 +17,7 @@ VECTOR = np.array([0.1, -1e-8, 3.0], dtype=np.float32)
 
 def answer(body: Any, cut: int = 2) -> Any:
     codec = codec_of(body)
-    request = protocol.read(Call(body), codec, TASK, 100)
+    request = protocol.read(Call(body), codec, TASK)
     return json.loads(codec.write(request, [VECTOR], TASK, "minilm", Usage(7, cut)))
 
 
