@@ -6,7 +6,7 @@ cutting the sorted list at the cheapest places (a dynamic programme) is optimal 
 """
 
 from bisect import bisect_right
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -68,15 +68,17 @@ def plan(lengths: Sequence[int], limits: Limits) -> list[MicroBatch]:
     return batches
 
 
-def plan_apart(lengths: Sequence[int], keys: Sequence[Hashable], limits: Limits) -> list[MicroBatch]:
-    """As `plan`, but only texts of equal keys run together."""
+def plan_apart(
+    lengths: Sequence[int], keys: Sequence[Hashable], limits: Callable[[Hashable], Limits]
+) -> list[MicroBatch]:
+    """As `plan`, but only texts of equal keys run together, each key under its own limits."""
     groups: dict[Hashable, list[int]] = {}
     for index, key in enumerate(keys):
         groups.setdefault(key, []).append(index)
     return [
         replace(batch, indices=tuple(members[i] for i in batch.indices))
-        for members in groups.values()
-        for batch in plan([lengths[i] for i in members], limits)
+        for key, members in groups.items()
+        for batch in plan([lengths[i] for i in members], limits(key))
     ]
 
 

@@ -35,6 +35,7 @@ class HandlerConfig:
         max_items: most texts in one request.
         max_batch_tokens: tokens run at once; None takes the device's default.
         max_batch_items: texts run at once.
+        max_new_tokens: most tokens of a text that the model writes.
         threads: intra-op threads; None follows cores ÷ workers.
         max_response_bytes: TorchServe's `max_response_size`; a larger answer would kill the worker.
         pooling: one pooling mode or several to concatenate.
@@ -57,6 +58,7 @@ class HandlerConfig:
     max_items: int = 1024
     max_batch_tokens: int | None = None
     max_batch_items: int = 256
+    max_new_tokens: int = 512
     threads: int | None = None
     max_response_bytes: int = 6_553_500
     pooling: tuple[str, ...] = ("mean",)
@@ -99,7 +101,8 @@ class HandlerConfig:
                 raise ConfigError(f"handler: pooling mode {mode!r} is unknown; allowed are {', '.join(POOLING)}")
         if not self.pooling:
             raise ConfigError("handler: pooling names no mode")
-        for key in ("max_tokens", "max_items", "max_batch_tokens", "max_batch_items", "threads", "max_response_bytes"):
+        for key in ("max_tokens", "max_items", "max_batch_tokens", "max_batch_items", "max_new_tokens", "threads",
+                    "max_response_bytes"):  # fmt: skip
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ConfigError(f"handler: {key} is {value}; it must be at least 1")

@@ -83,11 +83,12 @@ def admit(slots: Sequence[Slot], seconds: Callable[[Sequence[Encoding]], float],
     Returns:
         How many requests were refused.
     """
-    spent = 0.0
+    waiting = [(slot, slot.request) for slot in slots if slot.request and not slot.error]
+    if seconds([encoding for slot, _ in waiting for encoding in slot.encodings]) <= budget:
+        return 0
+    taken: list[Encoding] = []
     refused = 0
-    for slot in slots:
-        if slot.error or not slot.request:
-            continue
+    for slot, request in waiting:
         needed = seconds(slot.encodings)
         if needed > most:
             tokens = sum(len(encoding) for encoding in slot.encodings)
@@ -95,12 +96,12 @@ def admit(slots: Sequence[Slot], seconds: Callable[[Sequence[Encoding]], float],
                 f"{tokens} tokens would take about {needed:.0f} s; at most about "
                 f"{int(len(slot.encodings) * most / needed)} texts like these fit in the {most:.0f} s of one request.",
                 code="too_much_work",
-                param=slot.request.field or None,
+                param=request.field or None,
             )
             refused += 1
-        elif spent + needed > budget:
+        elif seconds([*taken, *slot.encodings]) > budget:  # work that is shared costs less than its parts
             slot.error = Overloaded("The batch holds too much work beside this request; try again.")
             refused += 1
         else:
-            spent += needed
+            taken += slot.encodings
     return refused

@@ -192,6 +192,20 @@ class Model:
             del encoder.forward
         return logits[0].float()
 
+    @torch.inference_mode()
+    def generate(self, encodings: Sequence[Encoding], *, precise: bool = False, **settings: Any) -> Tensor:
+        """Let an encoder-decoder write a text for each encoding, with transformers' `generate`.
+
+        Args:
+            encodings: what to run at once.
+            precise: run in fp32 whatever the model's dtype.
+            settings: arguments of `generate`.
+
+        Returns:
+            Token ids, (texts, longest), the decoder's start token first, filled up behind the end.
+        """
+        return self._in(lambda net, inputs, _: net.generate(**inputs, **settings), encodings, precise)[0]
+
     def _in(self, run: Any, encodings: Sequence[Encoding], precise: bool) -> tuple[Tensor, Layout]:
         """`run` in the model's dtype, or in fp32; padded from now on where a text cannot be packed."""
         if precise and self.dtype != torch.float32:
@@ -238,6 +252,9 @@ class Model:
         Models number positions from 0 or by RoBERTa's rule (see `tokens.collate`): both are tried, on texts that
         differ in length, one with a padding token in it, one long.
         """
+        if self.net.config.is_encoder_decoder and self.net.can_generate():
+            self._refuse_packing("its decoder reads padded texts")
+            return
         attention.register()
         probe = self._probe()
         expected = self._outputs(probe)
@@ -253,6 +270,9 @@ class Model:
                     return
             except Exception as error:  # noqa: BLE001 - whatever a model does not like about packing, padding still works
                 reason = f"{type(error).__name__}: {error}"
+        self._refuse_packing(reason)
+
+    def _refuse_packing(self, reason: str) -> None:
         if self.config.attention == "packed":
             raise ValueError(f"attention is 'packed', but this model cannot be packed: {reason}")
         self._run_padded(reason)

@@ -16,8 +16,8 @@ from handlers.tokens import Encoding
 
 logger = logging.getLogger(__name__)
 
-# forward(encodings, precise) → one row per encoding, fp32: a tensor of them, or tensors of any shapes
-Forward = Callable[[Sequence[Encoding], bool], Tensor | Sequence[Tensor]]
+# forward(encodings, precise) → one row per encoding, fp32: a tensor of them, or tensors of any shapes and errors
+Forward = Callable[[Sequence[Encoding], bool], Tensor | Sequence[Tensor | RequestError]]
 
 
 @dataclass
@@ -90,7 +90,9 @@ def _attempt(
         rows = forward(encodings, precise)
         if len(rows) != len(encodings):
             raise ValueError(f"forward returned {len(rows)} rows for {len(encodings)} texts")
-        return list(rows.cpu()) if isinstance(rows, Tensor) else [row.cpu() for row in rows]
+        if isinstance(rows, Tensor):
+            return list(rows.cpu())
+        return [row.cpu() if isinstance(row, Tensor) else row for row in rows]
     except torch.AcceleratorError as error:
         # A failed kernel leaves the process without its device: only a new worker can answer again
         logger.critical("The device failed: %s. The worker ends, and TorchServe starts a new one.", error)

@@ -31,4 +31,4 @@ class HuggingFace(ErrorText):
 
     def write(self, request: Request, results: Sequence[Any], task: Task, model: str, usage: Usage) -> bytes:
         """The values, in a list unless the task's clients expect the value of a single input bare."""
-        return singly(results, request, task)
+        return singly([task.pipeline_value(request, result) for result in results], request, task)
