@@ -45,6 +45,7 @@ class HandlerConfig:
         prompts: prompt name → text put before the input.
         default_prompt_name: prompt used when a request names none.
         activation: of torch.nn, applied to a reranker's logits.
+        calibration: file of the archive with the vectors that int8 and uint8 take their ranges from.
         dense: directories, relative to `model`, of dense layers applied after pooling, in order.
         trust_remote_code: whether code in the model's directory may run; only ever set by the builder on request.
         profile: TorchServe's own switch for its `timed` decorator.
@@ -68,6 +69,7 @@ class HandlerConfig:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
     activation: str = "Identity"
+    calibration: str | None = None
     dense: tuple[str, ...] = ()
     trust_remote_code: bool = False
     profile: bool = False
@@ -108,9 +110,9 @@ class HandlerConfig:
                 raise ConfigError(f"handler: {key} is {value}; it must be at least 1")
         if self.default_prompt_name is not None and self.default_prompt_name not in self.prompts:
             raise ConfigError(f"handler: default_prompt_name {self.default_prompt_name!r} is not among the prompts")
-        parts = [self.model, *self.dense]
+        parts = [self.model, *self.dense, self.calibration or ""]
         if any(part.startswith("/") or ".." in part.split("/") for part in parts):
-            raise ConfigError("handler: model and dense are paths inside the archive")
+            raise ConfigError("handler: model, dense and calibration are paths inside the archive")
 
 
 def _checked(key: str, value: Any, annotation: Any) -> Any:

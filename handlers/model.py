@@ -5,7 +5,7 @@ import copy
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -89,6 +89,7 @@ class Model:
         costs: set by `fit`.
     """
 
+        work: what `fit` warms up and times: what the task reads, unless a task sets what it does beside.
     def __init__(
         self,
         directory: Path,
@@ -134,6 +135,7 @@ class Model:
         self.costs = Costs(seconds_per_token=1e-4, launch_cost=128)
         if config.attention != "padded":
             self._try_packing()
+        self.work: Callable[[Sequence[Encoding]], Any] = self.hidden if reads == "states" else self.logits
 
     def limits(self) -> Limits:
         """What the planner may put into one micro-batch."""
@@ -336,10 +338,7 @@ class Model:
 
     def _timed(self, encodings: Sequence[Encoding]) -> float:
         start = time.perf_counter()
-        if self.reads == "states":
-            self.hidden(encodings)
-        else:
-            self.logits(encodings)
+        self.work(encodings)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter() - start

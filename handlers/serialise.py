@@ -3,7 +3,11 @@
 import base64
 import contextlib
 import json
+import math
 from typing import Any
+
+# Longest float32 as orjson or json writes it, and its comma: -1234567800000000.0, in a unit vector -0.0000063184107
+FLOAT_BYTES, UNIT_FLOAT_BYTES = 20, 17
 
 orjson: Any = None
 with contextlib.suppress(ImportError):  # an archive needs nothing beyond torchserve, torch and transformers
@@ -13,7 +17,7 @@ with contextlib.suppress(ImportError):  # an archive needs nothing beyond torchs
 def dumps(value: Any) -> bytes:
     """Strict compact JSON; float32 arrays as the shortest decimals that read back to the same float32.
 
-    NaN and infinity have no JSON; the runner lets none through.
+    NaN and infinity have no JSON: `is_finite` tells.
 
     Raises:
         TypeError: something that is no JSON.
@@ -22,6 +26,20 @@ def dumps(value: Any) -> bytes:
         packed: bytes = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
         return packed
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain).encode()
+
+
+def is_finite(value: Any) -> bool:
+    """Whether there is neither NaN nor infinity in a JSON value or array: they have no JSON, and orjson writes null."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        return all(map(is_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(is_finite, value))
+    # An array: its least and greatest are NaN where one is
+    if not hasattr(value, "dtype") or value.size == 0:
+        return True
+    return math.isfinite(value.max()) and math.isfinite(value.min())
 
 
 def _plain(value: Any) -> Any:
