@@ -119,29 +119,29 @@ def _first(answer: Any) -> Any:
 SUBJECTS: Mapping[str, Subject] = {
     "embedding": Subject(
         "embedding", ("short", "mixed", "lists"), (1, 8, 64), _text, _texts, _embeddings,
-        "sentence-transformers' encode",
+        "sentence-transformers' encode, sorted",
     ),
     "reranking": Subject(
         "reranking", ("lists",), (8,), lambda text: {"query": QUERY, "documents": [text]},
         lambda texts: {"query": QUERY, "documents": list(texts)}, _in_order,
-        "sentence-transformers' CrossEncoder.predict", list_items=64, query=True,
+        "sentence-transformers' CrossEncoder.predict, sorted", list_items=64, query=True,
         stand_in=_headed("AutoModelForSequenceClassification", ["LABEL_0"]),
     ),
     "classification": Subject(
         "classification", ("short", "mixed", "lists"), (64,), _text, _texts,
         lambda answer, count: [[value["score"]] for value in _first(answer)],
-        "transformers' pipeline in batches of 32",
+        "transformers' pipeline, unsorted",
         stand_in=_headed("AutoModelForSequenceClassification", ["negative", "positive"]),
     ),
     "token_classification": Subject(
         "token_classification", ("short", "mixed", "lists"), (64,), _text, _texts,
         lambda answer, count: [[entity["score"] for entity in value] for value in _first(answer)],
-        "transformers' pipeline in batches of 32",
+        "transformers' pipeline, unsorted",
         stand_in=_headed("AutoModelForTokenClassification", [f"LABEL_{i}" for i in range(LABELS)]),
     ),
     "seq2seq": Subject(
         "seq2seq", ("mixed", "short"), (64,), _text, _texts,
         lambda answer, count: [str(value).split() for value in _first(answer)],
-        "generate in unsorted batches of 32", stand_in=_translator,
+        "generate, unsorted", stand_in=_translator,
     ),
 }  # fmt: skip
