@@ -20,18 +20,18 @@ from ts.handler_utils.utils import send_intermediate_predict_response
 from ts.metrics.metric_type_enum import MetricTypes
 from ts.torch_handler.base_handler import BaseHandler
 
-from handlers import batching, decoding, intake, options, parking, protocol, runner
+from handlers import batching, card, decoding, intake, options, parking, protocol, runner
 from handlers.batching import Limits
 from handlers.codecs.codec import Codec
 from handlers.config import HandlerConfig
-from handlers.errors import ModelFailure, Overloaded, RequestError, TooLarge
+from handlers.errors import HandlerFault, ModelFailure, Overloaded, RequestError, TooLarge, place, reason
 from handlers.metrics import ERRORS, Metrics
 from handlers.model import Model, Reads
 from handlers.request import Item, Nouns, Request, Task, Usage, inside
 from handlers.serialise import dumps
 from handlers.threads import Threads
 from handlers.tokens import Encoding, Text
-from handlers.work import Slot, Work, placed
+from handlers.work import Slot, Work, placed, rendered
 
 logger = logging.getLogger(__name__)
 
@@ -233,13 +233,22 @@ class TransformerHandler(BaseHandler):
     def card(self) -> dict[str, Any]:
         """What is served, for `GET /models/NAME?customized=true` and the log."""
         limits = self.model.limits()
+        kind = type(self)
         return {
             "task": self.settings.task,
+            "handler": f"{kind.__module__}.{kind.__qualname__}",
+            **card.origin(self.directory, Path(self.context.system_properties["model_dir"])),
+            **({"labels": card.labels(self.model.net.config)} if "Classification" in self.architecture else {}),
+            "fields": list(self.fields),
+            "options": list(self.options),
+            "routes": protocol.routes(self.task),
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": str(self.device),
             "attention": "packed" if self.model.packed else f"padded: {self.model.why_padded}",
             "max_tokens": self.settings.max_tokens,
             "max_items": self.settings.max_items,
+            "max_response_bytes": self.settings.max_response_bytes,
+            "response_timeout": self.response_timeout,
             "micro_batch_tokens": limits.max_tokens,
             "micro_batch_items": limits.max_items,
             "threads": self.threads.count,
@@ -263,7 +272,8 @@ class TransformerHandler(BaseHandler):
             slot.codec = protocol.by_body(slot.codec, call, self.task)
             slot.writer = protocol.by_accept(slot.codec, decoding.accepted(headers))
             slot.echo = slot.codec.echo(call)
-            slot.request = self.parse(protocol.read(call, slot.codec, self.task))
+            asked = protocol.read(call, slot.codec, self.task)
+            slot.request = intake.parsed(self.parse(asked), asked)
             self._check_answer(slot.request, slot.writer)
         except RequestError as error:
             slot.error = error
@@ -294,7 +304,7 @@ class TransformerHandler(BaseHandler):
                 slot.error = error
             except Exception as error:  # noqa: BLE001 - as in _slot
                 slot.error = self._failure("texts", error)
-        intake.encode(slots, self.model.tokens, deadline)
+        intake.encode(slots, self.model.tokens, deadline, lambda error: self._failure("texts", error))
 
     def _admit(self, slots: Sequence[Slot], budget: float) -> None:
         """Refuse what the worker could not finish in time; what is refused never runs, so costs must learn from it."""
@@ -341,10 +351,11 @@ class TransformerHandler(BaseHandler):
                 raise placed(output, param)
             rows.append(output)
         usage = Usage(sum(len(e) for e in slot.encodings), sum(e.cut for e in slot.encodings))
-        results = self.render(request, rows, slot.encodings)
-        if len(results) != len(request.items):
-            raise ValueError(f"render returned {len(results)} results for {len(request.items)} items")
-        body = slot.writer.write(request, results, self.task, self.model_name, usage)
+        results = rendered(self.render(request, rows, slot.encodings), request)
+        try:
+            body = slot.writer.write(request, results, self.task, self.model_name, usage)
+        except (TypeError, ValueError) as error:
+            raise HandlerFault(f"render returned what is no JSON: {error}") from error
         if len(body) > self.settings.max_response_bytes:
             raise TooLarge("The answer is larger than TorchServe can send; send fewer items.", code="answer_too_large")
         self.context.set_response_content_type(index, slot.writer.content_type)
@@ -355,9 +366,7 @@ class TransformerHandler(BaseHandler):
     def _failure(self, step: str, error: Exception) -> ModelFailure:
         """An unexpected exception of one request: its place goes to the log, its message (which may quote) nowhere."""
         trace = "".join(traceback.format_tb(error.__traceback__))
-        code = getattr(getattr(type(self), step), "__code__", None)
-        place = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else type(self).__name__
-        logger.error("%s (%s) failed on one request: %s\n%s", step, place, type(error).__name__, trace)
+        logger.error("%s (%s) failed on one request: %s\n%s", step, place(getattr(self, step)), reason(error), trace)
         return ModelFailure(f"The handler's {step} failed on this request.", code="handler_failure")
 
     # A client's header must not turn the whole batch into something else: both are looked at per row

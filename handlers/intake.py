@@ -3,13 +3,22 @@
 import time
 from collections.abc import Callable, Sequence
 
-from handlers.errors import Overloaded, RequestError, TooLarge
+from handlers.errors import HandlerFault, Overloaded, RequestError, TooLarge
 from handlers.request import Request
 from handlers.tokens import Encoding, Text, Tokens
 from handlers.work import Slot, placed
 
 MAX_TEXT_CHARACTERS = 1_000_000  # of one text, prompt included: tokenising takes up to 4 µs and 600 bytes for each
 MAX_REQUEST_CHARACTERS = 8_000_000  # more than TorchServe lets in, unless a prompt is put before many texts
+
+
+def parsed(request: Request, asked: Request) -> Request:
+    """What `parse` made of a request, if it is one with as many items."""
+    if not isinstance(request, Request):
+        raise HandlerFault(f"parse returned a {type(request).__name__}; it must return the request")
+    if len(request.items) != len(asked.items):
+        raise HandlerFault(f"parse made {len(request.items)} items of {len(asked.items)}; their number may not change")
+    return request
 
 
 def checked(texts: Sequence[Text], request: Request, max_items: int) -> Sequence[Text]:
@@ -25,6 +34,8 @@ def checked(texts: Sequence[Text], request: Request, max_items: int) -> Sequence
             param=request.field or None,
         )
     for text in texts:
+        if not isinstance(text, Text):
+            raise HandlerFault(f"texts returned a {type(text).__name__}; it must return Text objects")
         if len(text) > MAX_TEXT_CHARACTERS:
             said = f"the text has {len(text)} characters; at most {MAX_TEXT_CHARACTERS} are read."
             raise placed(TooLarge(said, code="text_too_long"), text.param)
@@ -38,11 +49,12 @@ def checked(texts: Sequence[Text], request: Request, max_items: int) -> Sequence
     return texts
 
 
-def encode(slots: Sequence[Slot], tokens: Tokens, deadline: float) -> None:
+def encode(slots: Sequence[Slot], tokens: Tokens, deadline: float, failed: Callable[[Exception], RequestError]) -> None:
     """Tokenise the texts of the batch, in few calls, a request at a time once there is much of it.
 
     Args:
         deadline: `time.monotonic()` after which no further request is tokenised.
+        failed: makes an error of an exception that one request's texts caused.
     """
     waiting: list[Slot] = []
     characters = 0
@@ -52,17 +64,27 @@ def encode(slots: Sequence[Slot], tokens: Tokens, deadline: float) -> None:
         waiting.append(slot)
         characters += sum(map(len, slot.texts))
         if characters > MAX_TEXT_CHARACTERS:
-            _tokenise(waiting, tokens, deadline)
+            _tokenise(waiting, tokens, deadline, failed)
             waiting, characters = [], 0
-    _tokenise(waiting, tokens, deadline)
+    _tokenise(waiting, tokens, deadline, failed)
 
 
-def _tokenise(waiting: Sequence[Slot], tokens: Tokens, deadline: float) -> None:
+def _tokenise(
+    waiting: Sequence[Slot], tokens: Tokens, deadline: float, failed: Callable[[Exception], RequestError]
+) -> None:
     if time.monotonic() > deadline:
         for slot in waiting:
             slot.error = Overloaded("The batch holds too much text beside this request; try again.")
         return
-    encoded = iter(tokens.encode([text for slot in waiting for text in slot.texts]))
+    try:
+        encoded = iter(tokens.encode([text for slot in waiting for text in slot.texts]))
+    except Exception as error:  # noqa: BLE001 - a subclass's texts that are none must stay with their request
+        if len(waiting) == 1:
+            waiting[0].error = failed(error)
+            return
+        for slot in waiting:
+            _tokenise([slot], tokens, deadline, failed)
+        return
     for slot in waiting:
         for text, found in zip(slot.texts, [next(encoded) for _ in slot.texts], strict=True):
             if not isinstance(found, RequestError):

@@ -31,7 +31,7 @@ _HUGGING_FACE = huggingface.HuggingFace()
 ROUTES: Mapping[str, Codec] = {
     "v1/embeddings": _OPENAI,
     "embed": tei.Embed(),
-    "embed_sparse": tei.Embed(),
+    "embed_sparse": tei.EmbedSparse(),
     "predict": tei.Predict(),
     "rerank": tei.Rerank(),
     "v1/rerank": _RERANK,
@@ -58,9 +58,13 @@ def by_route(route: str, kind: str, task: Task) -> Codec:
     if common is not None:
         return common
     if route:
-        known = ", ".join([*task.routes, "v1/models/NAME:predict", "v2/models/NAME/infer"])
-        raise UnknownRoute(f"There is no route {shown(route)}; there are {known}.")
+        raise UnknownRoute(f"There is no route {shown(route)}; there are {', '.join(routes(task))}.")
     return _TYPES.get(kind, PLAIN)
+
+
+def routes(task: Task) -> list[str]:
+    """The paths behind the model's version that the task answers."""
+    return [*task.routes, "v1/models/NAME:predict", "v2/models/NAME/infer"]
 
 
 def by_body(asked: Codec, call: Call, task: Task) -> Codec:

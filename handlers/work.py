@@ -8,8 +8,9 @@ from torch import Tensor
 
 from handlers.codecs.codec import Codec
 from handlers.codecs.plain import Plain
-from handlers.errors import RequestError
+from handlers.errors import HandlerFault, RequestError
 from handlers.request import Request
+from handlers.serialise import is_finite
 from handlers.tokens import Encoding, Text
 
 
@@ -53,3 +54,15 @@ def placed(error: RequestError, param: str) -> RequestError:
     if message[:1].islower():  # «the text's 90 tokens …», «token 3 is …»: said of a text
         message = f"{param}: {message}"
     return type(error)(message, code=error.code, param=param)
+
+
+def rendered(results: Any, request: Request) -> Sequence[Any]:
+    """What `render` made of a request's rows, if it is a result for each item that JSON can hold."""
+    if not hasattr(results, "__len__") or isinstance(results, str | bytes | Mapping):
+        raise HandlerFault(f"render returned a {type(results).__name__}; it must return a list")
+    if len(results) != len(request.items):
+        raise HandlerFault(f"render returned {len(results)} results for {len(request.items)} items")
+    if not all(map(is_finite, results)):
+        raise HandlerFault("render returned NaN or infinity")
+    found: Sequence[Any] = results
+    return found
