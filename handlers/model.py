@@ -19,7 +19,8 @@ from transformers.modeling_outputs import BaseModelOutput
 from handlers import attention, memory
 from handlers.batching import Limits
 from handlers.config import HandlerConfig, resolve_dtype
-from handlers.tokens import Encoding, Layout, Tokens, collate
+from handlers.errors import RequestError
+from handlers.tokens import Encoding, Layout, Text, Tokens, collate
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +67,9 @@ class Costs:
         return Costs(0.9 * self.seconds_per_token, self.launch_cost)
 
 
-#: What a task reads of the model: the encoder's states, or a head's logits per token or per text.
-Reads = Literal["states", "tokens", "texts"]
+#: What a task reads of the model: the encoder's states, or a head's logits per token or per text, or per token for the
+#: starts and ends of spans.
+Reads = Literal["states", "tokens", "texts", "spans"]
 
 
 class Model:
@@ -170,8 +172,8 @@ class Model:
             precise: run in fp32 whatever the model's dtype.
 
         Returns:
-            fp32 logits: (texts, labels) for a head that reads texts; else flat, (tokens, labels), padding included
-            where padded; and where each text lies.
+            fp32 logits: (texts, labels) for a head that reads texts; else flat, (tokens, labels), or (tokens, 2) of
+            starts and ends, padding included where padded; and where each text lies.
         """
         return self._in(self._logits, encodings, precise)
 
@@ -245,7 +247,9 @@ class Model:
             with unpacked(net, layout) if self.packed else contextlib.nullcontext():
                 logits: Tensor = net(**inputs).logits
             return logits.float()
-        logits = net(**inputs).logits
+        output = net(**inputs)
+        spans = self.reads == "spans"
+        logits = torch.stack((output.start_logits, output.end_logits), dim=-1) if spans else output.logits
         return logits.flatten(0, 1).float()
 
     def _try_packing(self) -> None:
@@ -294,8 +298,11 @@ class Model:
         return [self._synthetic(text) for text in texts]
 
     def _synthetic(self, ids: list[int]) -> Encoding:
-        ids = ids[: self.config.max_tokens]
-        return Encoding(ids, [0] * len(ids))
+        """A text of these tokens and the model's special ones, which some heads look for."""
+        (found,) = self.tokens.encode([Text(tuple(ids))])
+        if isinstance(found, RequestError):
+            raise ValueError(f"the tokenizer and the model do not go together: {found.message}")
+        return found[0]
 
     @torch.inference_mode()
     def _outputs(self, encodings: Sequence[Encoding]) -> Tensor:
