@@ -70,10 +70,14 @@ def one_of(*allowed: str) -> Callable[[Any], str]:
 
 def strings(value: Any) -> tuple[str, ...]:
     """One text or a list of them."""
-    listed = value if isinstance(value, list) else [value]
-    if not listed:
+    if value == []:
         raise RequestError("The option is an empty list.", code="empty_list")
-    return tuple(string(entry) for entry in listed)
+    return any_strings(value)
+
+
+def any_strings(value: Any) -> tuple[str, ...]:
+    """One text or a list of them, which may be empty."""
+    return tuple(string(entry) for entry in (value if isinstance(value, list) else [value]))
 
 
 def is_integer(value: Any) -> bool:
