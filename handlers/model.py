@@ -89,9 +89,9 @@ class Model:
         packed: whether micro-batches run without padding.
         why_padded: the reason, where they do not.
         costs: set by `fit`.
+        work: what `fit` warms up and times: what the task reads, unless a task sets what it does beside.
     """
 
-        work: what `fit` warms up and times: what the task reads, unless a task sets what it does beside.
     def __init__(
         self,
         directory: Path,
@@ -135,9 +135,9 @@ class Model:
         self._batch_tokens = config.max_batch_tokens or BATCH_TOKENS.get(self.device.type, BATCH_TOKENS["cpu"])
         self._takes_types = bool(getattr(self.net.config, "type_vocab_size", 0))
         self.costs = Costs(seconds_per_token=1e-4, launch_cost=128)
+        self.work: Callable[[Sequence[Encoding]], Any] = self.hidden if reads == "states" else self.logits
         if config.attention != "padded":
             self._try_packing()
-        self.work: Callable[[Sequence[Encoding]], Any] = self.hidden if reads == "states" else self.logits
 
     def limits(self) -> Limits:
         """What the planner may put into one micro-batch."""
