@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from handlers import scores
+from handlers import prompts, scores
 from handlers.base import TransformerHandler
 from handlers.errors import RequestError
 from handlers.options import boolean, positive_integer
@@ -16,15 +16,16 @@ from handlers.scores import DOCUMENTS, Candidates
 from handlers.serialise import dumps
 from handlers.tokens import Encoding, Text
 
-# {"index":1000000,"relevance_score":-1.2345678901234567e-38,"document":{"text":…}}, and a comma
-RANKED_BYTES = 88
+# {"index":1000000,"score":-1.2345678901234567e-38,"document":{"text":…}}, and a comma
+RANKED_BYTES = 78
 
 
 class RerankingHandler(TransformerHandler):
     """One ranking per query, best first; documents of equal score stay in the order in which they came.
 
     Request options: `top_n` (the best N), `return_documents` (bool), `raw_scores` (true: without the model's
-    activation), `truncate` (bool: the longer text of a pair loses tokens first).
+    activation), `truncate` (bool: the longer text of a pair loses tokens first), `prompt_name` or `prompt` (put before
+    the query).
 
     A model with several labels ranks nothing: it answers every document's scores in order, as `predict` does, and has
     neither `top_n` nor other servers' routes.
@@ -36,6 +37,7 @@ class RerankingHandler(TransformerHandler):
         "return_documents": boolean,
         "raw_scores": boolean,
         "truncate": boolean,
+        **prompts.OPTIONS,
     }
     fields = ("query", *DOCUMENTS)
     routes = ("rerank", "v1/rerank", "v2/rerank")
@@ -57,7 +59,8 @@ class RerankingHandler(TransformerHandler):
         return scores.candidates(value, param)
 
     def parse(self, request: Request) -> Request:
-        """Refuse the best N of a model that says no better or worse."""
+        """Check the options that depend on the model."""
+        prompts.check(request.options, self.settings)
         if "top_n" in request.options and len(self.labels) > 1:
             raise RequestError(
                 f"The model has {len(self.labels)} labels, so that it ranks nothing; leave out top_n.",
@@ -67,13 +70,13 @@ class RerankingHandler(TransformerHandler):
         return request
 
     def prompt(self, request: Request) -> str:
-        """The model's default prompt, before every query."""
-        name = self.settings.default_prompt_name
-        return self.settings.prompts[name] if name is not None else ""
+        """The request's own prompt, the one it names, or the model's default."""
+        return prompts.chosen(request.options, self.settings)
 
     def texts(self, request: Request) -> Sequence[Text]:
         """Every document behind its query."""
-        prompt, truncate = self.prompt(request), request.options.get("truncate", True)
+        prompt = self.prompt(request)
+        truncate = request.options.get("truncate", True)
         return [
             Text(Pair(item.query, document), prompt, truncate, inside(request.param(i, item.field), j))
             for i, item in enumerate(request.items)
@@ -125,11 +128,10 @@ class RerankingHandler(TransformerHandler):
         return {"query": "hello", "documents": ["hello", "good morning"]}
 
     def card(self) -> dict[str, Any]:
-        """What is served: the pipeline's card, the labels, the activation and the prompt."""
+        """What is served: the pipeline's card, the labels, the activation and the prompts."""
         return {
             **super().card(),
             "labels": self.labels,
             "activation": self.settings.activation,
             "prompts": dict(self.settings.prompts),
-            "default_prompt_name": self.settings.default_prompt_name,
         }
