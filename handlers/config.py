@@ -13,6 +13,8 @@ ACTIVATIONS = (
     *("Identity", "Sigmoid", "Tanh", "Softmax", "ReLU", "GELU", "SiLU"),
     *("Softplus", "Softsign", "LogSigmoid", "Hardsigmoid", "Hardtanh"),
 )
+SPLADE_STRATEGIES = ("max", "sum")
+SPLADE_ACTIVATIONS = ("relu", "log1p_relu")
 
 # Families whose activations are known to pass fp16's largest number (65,504).
 OVERFLOWS_FP16 = frozenset({"t5", "mt5", "umt5", "longt5", "gemma", "gemma2", "gemma3", "gemma3_text"})
@@ -46,6 +48,9 @@ class HandlerConfig:
         default_prompt_name: prompt used when a request names none.
         activation: of torch.nn, applied to a reranker's logits.
         calibration: file of the archive with the vectors that int8 and uint8 take their ranges from.
+        splade_strategy: how a sparse embedding pools the tokens' scores of a word.
+        splade_activation: what is applied to those scores.
+        max_active_dims: most words of a sparse embedding, unless the request says otherwise; None keeps all.
         dense: directories, relative to `model`, of dense layers applied after pooling, in order.
         trust_remote_code: whether code in the model's directory may run; only ever set by the builder on request.
         profile: TorchServe's own switch for its `timed` decorator.
@@ -70,6 +75,9 @@ class HandlerConfig:
     default_prompt_name: str | None = None
     activation: str = "Identity"
     calibration: str | None = None
+    splade_strategy: str = "max"
+    splade_activation: str = "relu"
+    max_active_dims: int | None = None
     dense: tuple[str, ...] = ()
     trust_remote_code: bool = False
     profile: bool = False
@@ -95,7 +103,13 @@ class HandlerConfig:
         return config
 
     def _check(self) -> None:
-        for key, allowed in (("dtype", DTYPES), ("attention", ATTENTION), ("activation", ACTIVATIONS)):
+        for key, allowed in (
+            ("dtype", DTYPES),
+            ("attention", ATTENTION),
+            ("activation", ACTIVATIONS),
+            ("splade_strategy", SPLADE_STRATEGIES),
+            ("splade_activation", SPLADE_ACTIVATIONS),
+        ):
             if getattr(self, key) not in allowed:
                 raise ConfigError(f"handler: {key} is {getattr(self, key)!r}; allowed are {', '.join(allowed)}")
         for mode in self.pooling:
@@ -104,7 +118,7 @@ class HandlerConfig:
         if not self.pooling:
             raise ConfigError("handler: pooling names no mode")
         for key in ("max_tokens", "max_items", "max_batch_tokens", "max_batch_items", "max_new_tokens", "threads",
-                    "max_response_bytes"):  # fmt: skip
+                    "max_response_bytes", "max_active_dims"):  # fmt: skip
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ConfigError(f"handler: {key} is {value}; it must be at least 1")

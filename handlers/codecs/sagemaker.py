@@ -104,6 +104,8 @@ class Csv(Codec):
 def _cells(result: Any) -> list[Any]:
     if hasattr(result, "dtype"):
         return list(result.astype(str)) if result.dtype.kind == "f" else result.tolist()
-    if isinstance(result, dict) and not any(isinstance(value, dict | list) for value in result.values()):
+    if isinstance(result, dict) and not any(
+        isinstance(value, dict | list) or hasattr(value, "dtype") for value in result.values()
+    ):
         return list(result.values())
     return [result if isinstance(result, str) else dumps(result).decode()]

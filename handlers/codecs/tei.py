@@ -41,7 +41,7 @@ class _Tei(Codec):
 
 
 class Embed(_Tei):
-    """`embed`: `{"inputs": "…" or ["…", …] or token ids}` → `[[…], …]`. `embed_sparse`: lists of index and value."""
+    """`embed`: `{"inputs": "…" or ["…", …] or token ids}` → `[[…], …]`."""
 
     def read(self, call: Call, task: Task) -> Draft:
         """One input, or a list of them: texts or token ids. Vectors are normalised unless the client says otherwise."""
@@ -56,6 +56,17 @@ class Embed(_Tei):
     def write(self, request: Request, results: Sequence[Any], task: Task, model: str, usage: Usage) -> bytes:
         """A list, also of one."""
         return dumps(list(results))
+
+
+class EmbedSparse(Embed):
+    """`embed_sparse`: as `embed` → `[[{"index", "value"}, …], …]`."""
+
+    growth = 2.0  # the names of both, for each of them
+
+    def write(self, request: Request, results: Sequence[Any], task: Task, model: str, usage: Usage) -> bytes:
+        """A list, also of one."""
+        columns = [zip(result["indices"], result["values"], strict=True) for result in results]
+        return dumps([[{"index": index, "value": value} for index, value in column] for column in columns])
 
 
 class Predict(_Tei):

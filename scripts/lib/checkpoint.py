@@ -125,6 +125,11 @@ def _config(files: Mapping[str, Path], around: Pipeline | None) -> dict[str, Any
         if "model_type" in config or "auto_map" in config:
             return config
         raise UserError(f"{name} names no model_type: it is no transformers model's", "is this the model's directory?")
+    if "router_config.json" in files:
+        raise UserError(
+            "this model reads queries and documents through different modules (Router), which is not served",
+            "take a model with one Transformer for both",
+        )
     if "adapter_config.json" in files:
         raise UserError(
             "this is an adapter, not a whole model", "merge it into its base model first (merge_and_unload)"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.lib import reranker
+from scripts.lib import reranker, splade
 from scripts.lib.errors import UserError
 
 Files = Mapping[str, Path]
@@ -49,7 +49,10 @@ SERVED: Mapping[str, Task] = {
     ),
     "fill_mask": Task("handlers.fill_mask", ("fill_mask",), "MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
     "sparse_embedding": Task(
-        "handlers.sparse_embedding", ("sparse_embedding", "fill_mask"), "MODEL_FOR_MASKED_LM_MAPPING_NAMES"
+        "handlers.sparse_embedding",
+        ("sparse_embedding", "fill_mask"),
+        "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+        splade.settings,
     ),
     "seq2seq": Task("handlers.seq2seq", ("seq2seq",), "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"),
 }
