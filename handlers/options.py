@@ -7,6 +7,14 @@ from handlers.errors import RequestError, shown
 from handlers.request import Pair, inside
 
 
+def checked(value: Any, param: str, check: Callable[[Any], Any]) -> Any:
+    """What `check` makes of an option sent as the field `param`; its RequestError names the field."""
+    try:
+        return check(value)
+    except RequestError as error:
+        raise error.at(inside(param, error.param or "")) from None
+
+
 def boolean(value: Any) -> bool:
     """true or false."""
     if not isinstance(value, bool):

@@ -20,6 +20,7 @@ from handlers.codecs import cohere, huggingface, kserve, openai, plain, sagemake
 from handlers.codecs.codec import Codec, limited
 from handlers.decoding import CSV, JSON_LINES, Call
 from handlers.errors import RequestError, UnknownRoute, nearest, shown
+from handlers.options import checked
 from handlers.request import Request, Task, inside
 
 PLAIN = plain.Plain()
@@ -138,18 +139,11 @@ def read(call: Call, codec: Codec, task: Task) -> Request:
         for i, value in enumerate(draft.values)
     )
     options = {
-        name: _checked(name, value, known[name]) for name, value in draft.options.items()
+        name: checked(value, name, known[name]) for name, value in draft.options.items()
         if value is not None or name in task.nullable
     }  # fmt: skip
     own = {name: value for name, value in options.items() if name in task.options}
     return Request(items, own, draft.field, draft.listed, codec.echo(call))
-
-
-def _checked(name: str, value: Any, check: Any) -> Any:
-    try:
-        return check(value)
-    except RequestError as error:
-        raise error.at(inside(name, error.param) if error.param else name) from None
 
 
 def _name(key: str) -> str:

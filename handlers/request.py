@@ -95,4 +95,4 @@ def inside(param: str, name: str | int) -> str:
     """The field or index `name` inside `param`, as errors call it."""
     if isinstance(name, int):
         return f"{param}[{name}]"
-    return f"{param}.{name}" if param and name else param or name
+    return f"{param}.{name}" if param and name and not name.startswith("[") else param + name
