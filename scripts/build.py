@@ -57,6 +57,10 @@ def build(
     normalize: Annotated[
         bool | None, typer.Option(help="Replace what the model's files say about unit-length vectors.")
     ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(help="Texts, one a line, like those to be embedded: int8 and uint8 take their ranges from them."),
+    ] = None,
     handler: Annotated[
         Path | None, typer.Option(help="Your own handler: a file with one subclass of ours, e.g. of EmbeddingHandler.")
     ] = None,
@@ -99,7 +103,7 @@ def build(
     order = Order(
         source=source, name=name, version=version, task=task, max_tokens=max_tokens, overrides=overrides,
         handler=handler, requirements=requirements, convert=convert, trust_remote_code=trust_remote_code,
-        response_timeout=response_timeout,
+        response_timeout=response_timeout, calibration=calibrate,
     )  # fmt: skip
     with stop_on_signals(), _disk_errors(), store.workspace(model_store, name) as work:
         with progress("Reading the model's files"):
