@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.lib import reranker, splade
+from scripts.lib import encoder_decoder, reranker, splade
 from scripts.lib.errors import UserError
 
 Files = Mapping[str, Path]
@@ -54,7 +54,9 @@ SERVED: Mapping[str, Task] = {
         "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
         splade.settings,
     ),
-    "seq2seq": Task("handlers.seq2seq", ("seq2seq",), "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"),
+    "seq2seq": Task(
+        "handlers.seq2seq", ("seq2seq",), "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", encoder_decoder.settings
+    ),
 }
 
 # Ends of the architectures' names → what they are for.
