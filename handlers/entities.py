@@ -187,7 +187,7 @@ def _own(encoding: Encoding, logits: Tensor) -> _Tokens:
 
 def _once(pieces: Sequence[_Tokens]) -> list[_Tokens]:
     """Windows without their overlaps: each half of an overlap goes to the window that reaches further around it."""
-    cuts = [(after.index + before.index + len(before.ids)) // 2 for before, after in pairwise(pieces)]
+    cuts = [(after.index + before.index + len(before.ids) + 1) // 2 for before, after in pairwise(pieces)]
     bounds = [pieces[0].index, *cuts, pieces[-1].index + len(pieces[-1].ids)]
     return [piece.between(*span) for piece, span in zip(pieces, pairwise(bounds), strict=True)]
 
