@@ -10,7 +10,8 @@ from scripts.lib.diagnosis.deployment import StoredArchive, Unreadable
 from scripts.lib.diagnosis.handler_source import HandlerSource, examine
 from scripts.lib.errors import UserError
 
-_MOST_BYTES = 4 << 20  # of a text in an archive
+_MOST_BYTES = 4 << 20  # of a source in an archive
+_MOST_TEXT = 64 << 20  # of a manifest; a provenance names every member
 #: What reading a foreign archive raises besides UserError: oddities of its JSON and YAML, unknown compression.
 _ODD = (
     ValueError,
@@ -42,9 +43,7 @@ def read_store(store: Path) -> Store:
     found: dict[str, StoredArchive] = {}
     unreadable, others = [], []
     for path in paths:
-        if path.is_dir() and (path / archive.MANIFEST).is_file():
-            others.append(path.name)
-        elif path.name.endswith((".tar.gz", ".tgz")):
+        if path.name.endswith((".tar.gz", ".tgz")) or (path / archive.MANIFEST).is_file():
             others.append(path.name)
         elif path.suffix in (".mar", ".model"):
             try:
@@ -71,13 +70,8 @@ def _check_sizes(path: Path) -> None:
     """Raise UserError when a text of the archive is larger than any."""
     with archive.opened(path) as opened:
         for info in opened.infolist():
-            if info.filename.endswith((".json", ".yaml", ".yml")) and info.filename.startswith("MAR-INF/"):
-                limit = _MOST_BYTES
-            elif "/" not in info.filename and info.filename.endswith((".yaml", ".yml")):
-                limit = _MOST_BYTES
-            else:
-                continue
-            if info.file_size > limit:
+            read = info.filename.startswith("MAR-INF/") or info.filename.endswith((".yaml", ".yml"))
+            if read and info.file_size > _MOST_TEXT:
                 raise UserError(f"{path}: {info.filename!a} has {info.file_size:,} bytes")
 
 

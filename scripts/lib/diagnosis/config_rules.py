@@ -4,6 +4,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from scripts.lib.diagnosis import gson
@@ -63,20 +64,11 @@ def model_key(key: str) -> str | None:
     return None if key in MODEL_KEYS else _MODEL_KEYS.get(plain(key))
 
 
-def _own(deployment: Deployment) -> list[Entry]:
-    """The entries that are properties: not the rest of a `models` JSON that lost its backslashes."""
-    file = deployment.file
-    if file is None:
-        return []
-    cut = file.rejoined
-    return [entry for entry in file.entries if not (cut and cut.first < entry.line <= cut.last)]
-
-
 def ignored_key(deployment: Deployment) -> Iterator[Finding]:
     """Global batch and worker settings."""
     file = deployment.file
-    for entry in _own(deployment):
-        if file and (meant := per_model(entry.key)):
+    for entry in file.own if file else []:
+        if meant := per_model(entry.key):
             what = " and ".join(f'"{key}": {entry.value.strip()}' for key in meant)
             yield Finding(
                 "ignored-key", Severity.ERROR, file.where(entry),
@@ -89,8 +81,8 @@ def ignored_key(deployment: Deployment) -> Iterator[Finding]:
 def unknown_key(deployment: Deployment) -> Iterator[Finding]:
     """Keys that nothing reads."""
     file = deployment.file
-    for entry in _own(deployment):
-        if file is None or entry.key in PROPERTIES or per_model(entry.key):
+    for entry in file.own if file else []:
+        if entry.key in PROPERTIES or per_model(entry.key):
             continue
         near = difflib.get_close_matches(entry.key, sorted(PROPERTIES), n=1, cutoff=0.8)
         meant = spelling(entry.key) or (near[0] if near else None)
@@ -106,9 +98,9 @@ def repeated_key(deployment: Deployment) -> Iterator[Finding]:
     """A key that is there twice, with different values."""
     file = deployment.file
     before: dict[str, Entry] = {}
-    for entry in _own(deployment):
+    for entry in file.own if file else []:
         first = before.setdefault(entry.key, entry)
-        if file and first.value != entry.value:
+        if first.value != entry.value:
             yield Finding(
                 "repeated-key", Severity.WARNING, file.where(entry),
                 f"{entry.key} is set again (first on line {first.line})",
@@ -120,15 +112,13 @@ def repeated_key(deployment: Deployment) -> Iterator[Finding]:
 def trailing_blank(deployment: Deployment) -> Iterator[Finding]:
     """A blank behind a number, a boolean, or the backslash that should continue a line."""
     file = deployment.file
-    for entry in _own(deployment):
-        if file is None:
-            continue
+    for entry in file.own if file else []:
         if entry.key in INTEGERS | BOOLEANS and entry.value != entry.value.rstrip():
             number = entry.key in INTEGERS
             yield Finding(
                 "trailing-blank", Severity.ERROR, file.where(entry),
                 f"{entry.key}={entry.value.strip()} has a blank at its end",
-                "Java keeps it: " + ("the number cannot be read and TorchServe stops" if number else "it counts as false"),
+                f"Java keeps it: {'the number cannot be read, TorchServe stops' if number else 'it counts as false'}",
                 "remove the blank",
             )  # fmt: skip
         elif re.search(r"(?<!\\)(\\\\)*\\[ \t]+[\r\n]*$", entry.source):
@@ -291,8 +281,7 @@ def environment(deployment: Deployment) -> Iterator[Finding]:
         if found.get(key) is None or found[key].value != value:
             yield Finding(
                 "environment-ignored", Severity.WARNING, f"${name_or_none}", f"{name_or_none} is set",
-                "TorchServe ignores it"
-                + (" unless use_env_allowed_urls=true" if key == "allowed_urls" else " without enable_envvars_config=true"),
+                f"TorchServe ignores it unless {_switch(key)}=true",
                 f"write {key} into {file.path.name}, or switch the variables on there",
             )  # fmt: skip
         elif given is not None and given.value != value:
@@ -302,11 +291,16 @@ def environment(deployment: Deployment) -> Iterator[Finding]:
                 "the variable wins: edits of the file have no effect", "keep one of them",
             )  # fmt: skip
     other = deployment.environment.get("TS_CONFIG_FILE")
-    if other is not None and file.path.absolute() != file.path.absolute().parent / other:
+    if other is not None and file.path.absolute() != Path(other).absolute():
         yield Finding(
             "config-file-environment", Severity.WARNING, "$TS_CONFIG_FILE", f"TS_CONFIG_FILE is {other}",
-            "it wins over --ts-config: where the server has it too, this file is not read", "unset it, or edit that file",
+            "it wins over --ts-config: where the server has it too, this file is not read",
+            "unset it, or edit that file",
         )  # fmt: skip
+
+
+def _switch(key: str) -> str:
+    return "use_env_allowed_urls" if key == "allowed_urls" else "enable_envvars_config"
 
 
 def _models_place(deployment: Deployment) -> str:

@@ -87,6 +87,7 @@ class Deployment:
         file: config.properties.
         store_argument: the model store that was named, which wins over the file's.
         archives: the store's archives by file name.
+        store_fault: why the store that the file names cannot be read here, "" when it can.
         unreadable: archives that could not be read.
         passed_over: what else TorchServe could load from the store and nobody looked into (directories, .tar.gz).
         environment: this process's environment, taken for the server's.
@@ -99,6 +100,7 @@ class Deployment:
     file: PropertiesFile | None = None
     store_argument: Path | None = None
     archives: Mapping[str, StoredArchive] | None = None
+    store_fault: str = ""
     unreadable: tuple[Unreadable, ...] = ()
     passed_over: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -168,7 +168,7 @@ class _Reader:
         return self._text[start : self._at]
 
     def _string(self) -> str:
-        quote, out = self._text[self._at], []
+        quote, out = self._text[self._at], list[str]()
         self._at += 1
         while self._at < len(self._text):
             character = self._text[self._at]

@@ -120,12 +120,14 @@ def _first_row(function: ast.FunctionDef) -> int | None:
             seen.add(node.value)
     if not lines:
         return None
-    replaced = min((node.lineno for node in ast.walk(function) if _rebinds(node, rows)), default=None)
+    assignments = (node for node in ast.walk(function) if isinstance(node, ast.Assign))
+    replaced = min((node.lineno for node in assignments if _rebinds(node, rows)), default=None)
     for node in ast.walk(function):
         # A batch that is gone through, handed on, returned: its other rows may well be answered.
-        if isinstance(node, ast.Name) and node.id == rows and isinstance(node.ctx, ast.Load) and node not in seen:
-            if replaced is None or node.lineno <= replaced:
-                return None
+        if not isinstance(node, ast.Name) or node.id != rows or not isinstance(node.ctx, ast.Load) or node in seen:
+            continue
+        if replaced is None or node.lineno <= replaced:
+            return None
     return min(lines)
 
 
@@ -133,15 +135,11 @@ def _is_zero(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value == 0 and not isinstance(node.value, bool)
 
 
-def _rebinds(node: ast.AST, rows: str) -> bool:
+def _rebinds(node: ast.Assign, rows: str) -> bool:
     """Whether it is `rows = rows[0] …`: from there on the name is no batch."""
-    return (
-        isinstance(node, ast.Assign)
-        and any(_is_name(target, rows) for target in node.targets)
-        and any(
-            isinstance(part, ast.Subscript) and _is_name(part.value, rows) and _is_zero(part.slice)
-            for part in ast.walk(node.value)
-        )
+    return any(_is_name(target, rows) for target in node.targets) and any(
+        isinstance(part, ast.Subscript) and _is_name(part.value, rows) and _is_zero(part.slice)
+        for part in ast.walk(node.value)
     )
 
 

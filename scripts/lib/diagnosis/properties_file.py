@@ -63,6 +63,12 @@ class PropertiesFile:
         return [part for part in self.parts if isinstance(part, Entry)]
 
     @property
+    def own(self) -> list[Entry]:
+        """The entries without the rest of a `models` JSON that lost its backslashes, whose lines are keys to Java."""
+        cut = self.rejoined
+        return [entry for entry in self.entries if cut is None or not cut.first < entry.line <= cut.last]
+
+    @property
     def text(self) -> str:
         """The whole file."""
         return "".join(part.source if isinstance(part, Entry) else part for part in self.parts)

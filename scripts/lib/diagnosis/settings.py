@@ -14,7 +14,7 @@ from scripts.lib.diagnosis import gson
 from scripts.lib.diagnosis.deployment import Deployment, StoredArchive
 from scripts.lib.diagnosis.properties_file import Entry
 from scripts.lib.effective import DEFAULT_BATCH_SIZE, DEFAULT_DELAY, DEFAULT_QUEUE, packed
-from scripts.lib.serving import EXTRA_PROPERTIES
+from scripts.lib.serving import DEFAULT_MESSAGE_SIZE, EXTRA_PROPERTIES
 
 DEFAULT_TIMEOUT = 120  # seconds
 DEFAULT_TOKEN_EXPIRATION = 60  # minutes
@@ -28,6 +28,26 @@ PROPERTIES = EXTRA_PROPERTIES | frozenset(
      "plugins_path", "python", "service_envelope", "token_expiration_min", "ts_open_inference_protocol",
      "tsConfigFile", "use_env_allowed_urls", "version", "vmargs", "workflow_store"}
 )  # fmt: skip
+#: What TorchServe takes for a property that nobody sets, where that matters to a deployment.
+DEFAULTS = {
+    "inference_address": "http://127.0.0.1:8080",
+    "management_address": "http://127.0.0.1:8081",
+    "metrics_address": "http://127.0.0.1:8082",
+    "grpc_inference_port": "7070",
+    "grpc_management_port": "7071",
+    "disable_token_authorization": "false",
+    "token_expiration_min": str(DEFAULT_TOKEN_EXPIRATION),
+    "enable_model_api": "false",
+    "allowed_urls": "file://.*|http(s)?://.*",
+    "enable_envvars_config": "false",
+    "install_py_dep_per_model": "false",
+    "job_queue_size": str(DEFAULT_QUEUE),
+    "max_request_size": str(DEFAULT_MESSAGE_SIZE),
+    "max_response_size": str(DEFAULT_MESSAGE_SIZE),
+    "default_response_timeout": str(DEFAULT_TIMEOUT),
+    "default_startup_timeout": str(DEFAULT_TIMEOUT),
+    "metrics_mode": "log",
+}
 #: Read from the file alone, whatever the environment says.
 _FILE_ONLY = frozenset(
     {"enable_envvars_config", "io_ratio", "metric_time_interval", "model_snapshot", "models", "plugins_path", "python",
@@ -121,6 +141,17 @@ def properties(deployment: Deployment) -> dict[str, Setting]:
                 continue
             found[key] = Setting(deployment.environment[name], f"${name}")
     return found
+
+
+def every_property(deployment: Deployment) -> dict[str, Setting]:
+    """`properties`, and TorchServe's default of what matters and nobody set; without what is no property at all."""
+    file = deployment.file
+    if file is None:
+        return properties(deployment)
+    junk = {entry.key for entry in file.entries} - {entry.key for entry in file.own}
+    given = {key: setting for key, setting in properties(deployment).items() if key not in junk}
+    defaults = {key: Setting(value, _DEFAULT, given=False) for key, value in DEFAULTS.items()}
+    return {**defaults, **given}
 
 
 def unresolved(deployment: Deployment) -> list[tuple[Entry, str]]:
