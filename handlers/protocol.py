@@ -139,8 +139,8 @@ def read(call: Call, codec: Codec, task: Task) -> Request:
         for i, value in enumerate(draft.values)
     )
     options = {
-        name: checked(value, name, known[name]) for name, value in draft.options.items()
-        if value is not None or name in task.nullable
+        name: None if value is None else checked(value, name, known[name])
+        for name, value in draft.options.items() if value is not None or name in task.nullable
     }  # fmt: skip
     own = {name: value for name, value in options.items() if name in task.options}
     return Request(items, own, draft.field, draft.listed, codec.echo(call))
