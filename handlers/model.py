@@ -4,6 +4,7 @@ import contextlib
 import copy
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -133,6 +134,12 @@ class Model:
         self.why_padded = "asked for by the archive"
         self._positions_skip: int | None = None
         self._batch_tokens = config.max_batch_tokens or BATCH_TOKENS.get(self.device.type, BATCH_TOKENS["cpu"])
+        # The model's own padding: some heads find a text's end by it, and RoBERTa's rule numbers positions by it
+        padding, rows = (
+            getattr(self.net.config, "pad_token_id", None),
+            getattr(described, "vocab_size", None) or math.inf,
+        )
+        self._pad_id = padding if isinstance(padding, int) and 0 <= padding < rows else self.tokens.pad_id
         self._takes_types = bool(getattr(self.net.config, "type_vocab_size", 0))
         self.costs = Costs(seconds_per_token=1e-4, launch_cost=128)
         self.work: Callable[[Sequence[Encoding]], Any] = self.hidden if reads == "states" else self.logits
@@ -225,7 +232,7 @@ class Model:
     def _run(self, run: Any, net: Any, encodings: Sequence[Encoding], dtype: torch.dtype) -> tuple[Tensor, Layout]:
         tensors, layout = collate(
             encodings,
-            self.tokens.pad_id,
+            self._pad_id,
             packed=self.packed,
             multiple_of=self.limits().multiple_of,
             positions_skip=self._positions_skip,
@@ -265,8 +272,7 @@ class Model:
         probe = self._probe()
         expected = self._outputs(probe)
         reason = "packed outputs differ from padded ones"
-        padding = getattr(self.net.config, "pad_token_id", None)
-        for skip in (None, self.tokens.pad_id if padding is None else padding):
+        for skip in (None, self._pad_id):
             self.packed, self._positions_skip = True, skip
             try:
                 self.net.set_attn_implementation(attention.NAME)
@@ -294,7 +300,7 @@ class Model:
         words = itertools.cycle(usable[:: max(1, len(usable) // 97)])
         lengths = (3, 7, 7, min(self.config.max_tokens, PROBE_TOKENS))
         texts = [list(itertools.islice(words, max(1, length))) for length in lengths]
-        texts.insert(1, [texts[0][0], self.tokens.pad_id, texts[0][-1]])
+        texts.insert(1, [texts[0][0], min(self._pad_id, self.tokens.vocabulary - 1), texts[0][-1]])
         return [self._synthetic(text) for text in texts]
 
     def _synthetic(self, ids: list[int]) -> Encoding:

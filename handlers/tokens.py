@@ -167,6 +167,7 @@ class Tokens:
         self.include_prompt = include_prompt
         self.pad_id = tokenizer.pad_token_id or 0
         self.vocabulary = min(len(tokenizer), rows or len(tokenizer))
+        self._typed = "token_type_ids" in tokenizer.model_input_names  # else the model sees one segment
         self._unembedded = len(tokenizer) > self.vocabulary
         self.special = set(tokenizer.all_special_ids)
         self._left = tokenizer.truncation_side == "left"
@@ -197,7 +198,8 @@ class Tokens:
             for text, words in spelt:
                 if words is not None:
                     encoding = next(found)
-                    slots.append(self._fitted(encoding.ids, encoding.type_ids, text, encoding))
+                    types = encoding.type_ids if self._typed else [0] * len(encoding.ids)
+                    slots.append(self._fitted(encoding.ids, types, text, encoding))
                 elif isinstance(text.item, tuple):
                     wrapped = self._wrapped(text.item)
                     slots.append(wrapped if isinstance(wrapped, RequestError) else self._fitted(*wrapped, text, None))

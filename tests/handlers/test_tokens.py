@@ -97,6 +97,17 @@ def test_lower_case(tiny_model: Path) -> None:
     assert good(Tokens(own, 12, lower_case=True).encode([Text("THE Cat")])[0]).ids == expected
 
 
+def test_segments_are_told_only_to_models_whose_tokenizer_tells_them(tiny_model: Path) -> None:
+    pair = Text(Pair("the cat", "a dog"))
+    for names in (["input_ids", "token_type_ids", "attention_mask"], ["input_ids", "attention_mask"]):
+        tokenizer = AutoTokenizer.from_pretrained(tiny_model, model_input_names=names)
+        expected = tokenizer("the cat", "a dog")
+        (found,) = Tokens(tokenizer, 48).encode([pair])
+        assert isinstance(found, list)
+        assert found[0].ids == expected["input_ids"]
+        assert found[0].type_ids == expected.get("token_type_ids", [0] * len(found[0]))
+
+
 def test_a_limit_below_the_special_tokens_is_refused(tiny_model: Path) -> None:
     with pytest.raises(ValueError, match="special tokens alone are 2"):
         Tokens(AutoTokenizer.from_pretrained(tiny_model), 2)
