@@ -100,5 +100,5 @@ def test_impossible_limits(wrong: dict[str, int]) -> None:
 
 
 def test_keys_run_apart_under_limits_of_their_own() -> None:
-    found = plan_apart([5, 1, 5, 5], ["a", "b", "a", "b"], {"a": Limits(10, 8), "b": Limits(100, 1)}.__getitem__)
+    found = plan_apart([5, 1, 5, 5], ["a", "b", "a", "b"], {"a": Limits(10, 8, 1), "b": Limits(100, 1, 1)}.__getitem__)
     assert sorted(batch.indices for batch in found) == [(0, 2), (1,), (3,)]
