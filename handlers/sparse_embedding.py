@@ -52,6 +52,7 @@ class SparseEmbeddingHandler(TransformerHandler):
         """The request's own prompt, the one it names, or the model's default."""
         return prompts.chosen(request.options, self.settings)
 
+    @torch.inference_mode()
     def forward(self, encodings: Sequence[Encoding], precise: bool) -> list[Tensor]:
         """Score the vocabulary and pool: per text (2, words), indices and their weights.
 
