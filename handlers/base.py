@@ -238,7 +238,6 @@ class TransformerHandler(BaseHandler):
             "task": self.settings.task,
             "handler": f"{kind.__module__}.{kind.__qualname__}",
             **card.origin(self.directory, Path(self.context.system_properties["model_dir"])),
-            **({"labels": card.labels(self.model.net.config)} if "Classification" in self.architecture else {}),
             "fields": list(self.fields),
             "options": list(self.options),
             "routes": protocol.routes(self.task),

@@ -28,11 +28,6 @@ def origin(model: Path, archive: Path) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value}
 
 
-def labels(config: Any) -> list[str]:
-    """Names of a classifier's labels, by its transformers config, in the order of its logits."""
-    return [str(config.id2label[index]) for index in range(config.num_labels)]
-
-
 def _object(path: Path) -> dict[str, Any]:
     """A JSON object; an empty one where there is none."""
     try:

@@ -1,5 +1,6 @@
 import base64
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handlers import serialise
-from handlers.serialise import base64_array, dumps
+from handlers.serialise import base64_array, dumps, is_finite
 
 LIBRARIES = ["orjson", "json"]
 
@@ -55,3 +56,17 @@ def test_base64_is_little_endian_float32(numbers: list[float]) -> None:
     vector = np.array(numbers, dtype=np.float32)
     read_back = np.frombuffer(base64.b64decode(base64_array(vector)), dtype="<f4")
     assert np.array_equal(read_back, vector, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "finite"),
+    [
+        (1.5, True), (float("nan"), False), ({"a": [1, {"b": float("inf")}]}, False),
+        ({"a": ["nan", None, True]}, True),
+        (np.zeros(3, dtype=np.float32), True), (np.array([0, np.nan, 1], dtype=np.float32), False),
+        ([np.array([-np.inf])], False), (np.zeros(0), True), (np.zeros(3, dtype=np.int8), True),
+        (np.float32("nan"), False),
+    ],
+)  # fmt: skip
+def test_numbers_that_json_does_not_have(value: Any, finite: bool) -> None:
+    assert is_finite(value) is finite
