@@ -152,7 +152,9 @@ def test_open_inference_protocol_and_csv(served: Served, oracle: Any) -> None:
     output = joint.json()["outputs"][0]
     assert (joint.json()["id"], output["datatype"], output["shape"]) == ("1", "BYTES", [2])
     assert_equal([json.loads(value) for value in output["data"]], expected)
-    assert [line.partition(",")[0] for line in rows.body.decode().splitlines()] == [entry["label"] for entry in expected]
+    assert [line.partition(",")[0] for line in rows.body.decode().splitlines()] == [
+        entry["label"] for entry in expected
+    ]
 
 
 def test_text_embeddings_inference_route(served: Served, oracle: Any) -> None:

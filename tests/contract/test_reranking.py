@@ -82,9 +82,7 @@ def test_families_equal_cross_encoder(serve: Serve, tmp_path: Path, name: str, p
     assert served.handler.model.packed == packed, served.handler.model.why_padded
 
 
-def test_packed_and_padded_equal_cross_encoder(
-    serve: Serve, served: Served, model: Path, oracle: CrossEncoder
-) -> None:
+def test_packed_and_padded_equal_cross_encoder(serve: Serve, served: Served, model: Path, oracle: CrossEncoder) -> None:
     assert served.handler.model.packed, served.handler.model.why_padded
     assert_ranks_as(served.ask(body(*DOCUMENTS))[0], oracle, QUERY, DOCUMENTS)
     served = serve(model, handler=HANDLER, **SETTINGS, attention="padded")
@@ -248,7 +246,7 @@ def test_an_answer_that_is_too_large_is_refused_before_compute(serve: Serve, mod
 documents = st.lists(st.text(st.characters(codec="utf-8"), max_size=20), min_size=1, max_size=6)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(documents, st.integers(1, 7), st.booleans(), st.floats(width=32, allow_nan=False, allow_infinity=False))
 def test_no_ranking_is_longer_than_its_bound(
     served: Served, found: list[str], top_n: int, back: bool, score: float
@@ -260,7 +258,7 @@ def test_no_ranking_is_longer_than_its_bound(
         assert len(dumps(order[:top_n])) <= served.handler.item_bytes(request)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=8)
 @given(st.lists(st.sampled_from(DOCUMENTS), min_size=1, max_size=8), st.randoms(use_true_random=False))
 def test_neither_company_nor_order_changes_a_score(served: Served, many: list[str], shuffle: random.Random) -> None:
     alone = {text: served.ask(body(text))[0].json()["ranking"][0]["score"] for text in set(many)}
