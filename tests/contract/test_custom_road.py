@@ -3,6 +3,7 @@
 import inspect
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,35 +24,14 @@ from scripts.lib.errors import UserError
 from tests.contract.conftest import Serve, Served
 from tests.models import HIDDEN, tiny_bert, write_json
 
+ROOT = Path(__file__).resolve().parents[2]
+
 # README's example, word for word
-TWO_HEADS = '''"""Two classifiers on one encoder: how a text feels, and what it is about."""
-
-import json
-
-import torch
-from safetensors.torch import load_file
-
-from handlers.base import TransformerHandler
-from handlers.request import Nouns
-
-
-class TwoHeadsHandler(TransformerHandler):
-    nouns = Nouns("labels", "labels")
-
-    def setup(self):
-        self.labels = json.loads((self.directory / "heads.json").read_text())  # {"sentiment": ["bad", …], "topic": […]}
-        self.heads = load_file(self.directory / "heads.safetensors", device=str(self.device))
-
-    def forward(self, encodings, precise):
-        states, layout = self.model.hidden(encodings, precise=precise)
-        first = states[layout.starts].float()  # each text's [CLS]
-        return torch.cat([first @ self.heads[name].T for name in self.labels], dim=1)
-
-    def render(self, request, rows, encodings):
-        sizes = [len(names) for names in self.labels.values()]
-        best = [[int(part.argmax()) for part in row.split(sizes)] for row in rows]
-        return [{n: self.labels[n][i] for n, i in zip(self.labels, each, strict=True)} for each in best]
-'''
+(TWO_HEADS,) = [
+    block
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    if "TwoHeadsHandler" in block
+]
 LABELS = {"sentiment": ["bad", "good"], "topic": ["cats", "dogs", "music"]}
 TEXTS = ["the cat", "a dog runs in the old house", "", "the guitar plays " * 20, "hello world", "x"]
 
