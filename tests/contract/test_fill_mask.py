@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 import transformers
+import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from handlers.model import Model
 from handlers.request import Request
+from scripts.build import build
+from scripts.lib import archive
 from tests.contract.conftest import Serve, Served
 from tests.corpus import SENTENCES
 from tests.families import family
@@ -202,3 +206,15 @@ def test_the_mask_of_another_family_is_named_with_the_right_one(served: Served) 
 def test_the_card_names_the_mask(served: Served, pipeline: Any) -> None:
     card = served.handler.card()
     assert (card["mask_token"], card["vocabulary"]) == ("[MASK]", pipeline.model.config.vocab_size)
+
+
+def test_a_build_finds_the_task_and_verifies(tmp_path: Path, directory: Path) -> None:
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(build)
+    arguments = [str(directory), "--name", "mlm", "--store", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert "verified" in result.output
+    found = archive.read(tmp_path / "mlm.mar")
+    assert found.handler == "handlers.fill_mask"
+    assert (found.settings["task"], found.settings["max_tokens"]) == ("fill_mask", MOST)

@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
+import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.pipelines.token_classification import AggregationStrategy
+from typer.testing import CliRunner
 
 from handlers.entities import STRATEGIES
+from scripts.build import build
+from scripts.lib import archive
 from tests.contract.conftest import Serve, Served
 from tests.corpus import SENTENCES
 from tests.families import family
@@ -177,3 +181,15 @@ def test_bad_requests_beside_a_good_one(
 
 def test_the_card_names_the_labels(served: Served) -> None:
     assert served.handler.card()["labels"] == LABELS
+
+
+def test_a_build_finds_the_task_and_verifies(tmp_path: Path, directory: Path) -> None:
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(build)
+    arguments = [str(directory), "--name", "ner", "--store", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert "verified" in result.output
+    found = archive.read(tmp_path / "ner.mar")
+    assert found.handler == "handlers.token_classification"
+    assert (found.settings["task"], found.settings["max_tokens"]) == ("token_classification", MOST)
