@@ -67,7 +67,9 @@ def model_key(key: str) -> str | None:
 def ignored_key(deployment: Deployment) -> Iterator[Finding]:
     """Global batch and worker settings."""
     file = deployment.file
-    for entry in file.own if file else []:
+    if file is None:
+        return
+    for entry in file.own:
         if meant := per_model(entry.key):
             what = " and ".join(f'"{key}": {entry.value.strip()}' for key in meant)
             yield Finding(
@@ -81,7 +83,9 @@ def ignored_key(deployment: Deployment) -> Iterator[Finding]:
 def unknown_key(deployment: Deployment) -> Iterator[Finding]:
     """Keys that nothing reads."""
     file = deployment.file
-    for entry in file.own if file else []:
+    if file is None:
+        return
+    for entry in file.own:
         if entry.key in PROPERTIES or per_model(entry.key):
             continue
         near = difflib.get_close_matches(entry.key, sorted(PROPERTIES), n=1, cutoff=0.8)
@@ -97,8 +101,10 @@ def unknown_key(deployment: Deployment) -> Iterator[Finding]:
 def repeated_key(deployment: Deployment) -> Iterator[Finding]:
     """A key that is there twice, with different values."""
     file = deployment.file
+    if file is None:
+        return
     before: dict[str, Entry] = {}
-    for entry in file.own if file else []:
+    for entry in file.own:
         first = before.setdefault(entry.key, entry)
         if first.value != entry.value:
             yield Finding(
@@ -112,7 +118,9 @@ def repeated_key(deployment: Deployment) -> Iterator[Finding]:
 def trailing_blank(deployment: Deployment) -> Iterator[Finding]:
     """A blank behind a number, a boolean, or the backslash that should continue a line."""
     file = deployment.file
-    for entry in file.own if file else []:
+    if file is None:
+        return
+    for entry in file.own:
         if entry.key in INTEGERS | BOOLEANS and entry.value != entry.value.rstrip():
             number = entry.key in INTEGERS
             yield Finding(

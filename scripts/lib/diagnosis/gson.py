@@ -174,7 +174,8 @@ class _Reader:
             character = self._text[self._at]
             self._at += 1
             if character == quote:
-                return "".join(out)
+                # Java's strings are UTF-16: two escapes may make one character.
+                return "".join(out).encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
             out.append(self._escape() if character == "\\" else character)
         raise GsonError("a string without an end")
 
