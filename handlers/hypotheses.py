@@ -14,8 +14,9 @@ from handlers.errors import RequestError
 from handlers.scores import softmax
 
 TEMPLATE = "This example is {}."  # of transformers' pipeline
-# ,1.1754943508222875e-38 and a comma for the label
-SCORE_BYTES = 25
+LONGEST_TEMPLATE = 1000  # characters; every label of a request repeats it
+SCORE_BYTES = 25  # of 1.1754943508222875e-38 and two commas, the label's too
+RESULT_BYTES = len('{"sequence":,"labels":[],"scores":[]}')
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ def _label(value: Any) -> str:
 def template(value: Any) -> str:
     """A text with `{}` where the label goes; doubled braces stand for braces, as in Python's `str.format`."""
     text = options.string(value)
+    if len(text) > LONGEST_TEMPLATE:
+        raise RequestError(f"The template must have at most {LONGEST_TEMPLATE} characters.", code="invalid_value")
     try:
         fields = [field for field in string.Formatter().parse(text) if field[1] is not None]
     except ValueError:

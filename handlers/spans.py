@@ -119,11 +119,14 @@ def best(
     # The best spans start where the best span from each token is among the best: few rows of the table are needed
     order = np.argsort(-(starts * following.max(axis=1)), kind="stable")
     _, seen = np.unique(places[order, 0], return_index=True)
-    rows = order if len(seen) <= limit else np.sort(order[: np.sort(seen)[limit - 1] + 1])
-    which, lengths = np.nonzero(rows[:, None] + np.arange(longest) < count)
-    first = rows[which]
-    scores = starts[first] * following[first, lengths]
-    begins, stops = places[first, 0], places[first + lengths, 1]
-    order = np.argsort(-scores, kind="stable")
-    _, seen = np.unique((begins * (int(places.max()) + 1) + stops)[order], return_index=True)
-    return [Span(float(scores[i]), int(begins[i]), int(stops[i])) for i in order[np.sort(seen)[:limit]]]
+    first = np.sort(order if len(seen) <= limit else order[: np.sort(seen)[limit - 1] + 1])
+    begins, row = np.unique(places[first, 0], return_inverse=True)
+    stops, column = np.unique(places[:, 1], return_inverse=True)
+    table = np.full((len(begins), len(stops)), -1.0, dtype=np.float32)
+    for length in range(longest):
+        inside = np.searchsorted(first, count - length)
+        last = first[:inside] + length
+        np.maximum.at(table, (row[:inside], column[last]), starts[first[:inside]] * ends[last])
+    ranking = np.argsort(-table, axis=None, kind="stable")[:limit]
+    chosen = [(float(table.flat[i]), *divmod(int(i), len(stops))) for i in ranking]
+    return [Span(score, int(begins[i]), int(stops[j])) for score, i, j in chosen if score >= 0]

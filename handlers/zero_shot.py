@@ -1,5 +1,6 @@
 """Zero-shot classification: labels of the client's own, judged by a model of entailment (NLI), behind TorchServe."""
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -77,9 +78,10 @@ class ZeroShotHandler(TransformerHandler):
     def texts(self, request: Request) -> Sequence[Text]:
         """Each text with each of its hypotheses."""
         truncate = request.options.get("truncate", True)
+        hypothesis = functools.cache(hypotheses.hypothesis)  # texts share their labels, which may be long
         return [
             Text(
-                Pair(item.text, hypotheses.hypothesis(item.template, label)),
+                Pair(item.text, hypothesis(item.template, label)),
                 truncate=truncate,
                 param=request.param(i),
                 cut="only_first",
@@ -106,9 +108,11 @@ class ZeroShotHandler(TransformerHandler):
 
     def item_bytes(self, request: Request) -> int:
         """An upper bound on average: the text and the labels as they are, every score at its longest."""
+        size = functools.cache(lambda text: len(dumps(text)))
         total = sum(
-            len(dumps({"sequence": item.text, "labels": item.labels, "scores": []}))
-            + len(item.labels) * hypotheses.SCORE_BYTES
+            hypotheses.RESULT_BYTES
+            + size(item.text)
+            + sum(size(label) + hypotheses.SCORE_BYTES for label in item.labels)
             for item in request.items
         )
         return -(-total // len(request.items))

@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from transformers import pipeline
 from typer.testing import CliRunner
 
+from handlers.hypotheses import Candidates
+from handlers.request import Request
+from handlers.serialise import dumps
 from scripts.build import build
 from scripts.lib import archive
 from scripts.lib.service import Body
@@ -164,6 +167,7 @@ BAD = [
         ({**GOOD, "hypothesis_template": template}, "invalid_value", "hypothesis_template")
         for template in ("About.", "{{}}", "{} {}", "{", "}{", "{0.__class__}", "{:>1000000000}", "{!r}", "{name}")
     ),
+    ({**GOOD, "hypothesis_template": "a" * 1000 + "{}"}, "invalid_value", "hypothesis_template"),
     ({**GOOD, "hypothesis_template": 3}, "invalid_type", "hypothesis_template"),
     ({**GOOD, "multi_label": "yes"}, "invalid_type", "multi_label"),
     ({**GOOD, "candidate_label": "b"}, "unknown_option", "candidate_label"),
@@ -226,3 +230,13 @@ def test_a_build_by_name_verifies(tmp_path: Path, model: Path) -> None:
     assert result.exit_code == 0, result.output
     found = archive.read(tmp_path / "nli.mar")
     assert (found.handler, found.settings["task"], found.settings["max_tokens"]) == (HANDLER, "zero_shot", 64)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(texts, st.lists(texts.filter(str.strip), min_size=1, max_size=4)), min_size=1, max_size=3))
+def test_an_answer_stays_within_its_bound(served: Served, many: list[tuple[str, list[str]]]) -> None:
+    items = [Candidates(text, tuple(names), "{}", False) for text, names in many]
+    request = Request(tuple(items), listed=True)
+    longest = 1.1754943508222875e-38
+    results = [{"sequence": i.text, "labels": i.labels, "scores": [longest] * len(i.labels)} for i in items]
+    assert sum(len(dumps(result)) for result in results) <= len(items) * served.handler.item_bytes(request)
