@@ -285,9 +285,10 @@ class TransformerHandler(BaseHandler):
         room = self.settings.max_response_bytes - ENVELOPE_BYTES
         each = codec.bound(self.item_bytes(request), self.task)
         if each * len(request.items) > room:
+            fit = room // each
+            advice = f"at most {fit} items fit in one request" if fit > 0 else "a single item may; ask for less of it"
             raise TooLarge(
-                f"The answer may pass {self.settings.max_response_bytes} bytes; "
-                f"at most {max(0, room // each)} items fit in one request.",
+                f"The answer may pass {self.settings.max_response_bytes} bytes; {advice}.",
                 code="answer_too_large",
                 param=request.field or None,
             )

@@ -31,7 +31,7 @@ def checked(texts: Sequence[Text], request: Request, max_items: int) -> Sequence
         raise TooLarge(
             f"The request makes {len(texts)} texts for the model; at most {max_items} fit in one.",
             code="too_many_items",
-            param=request.field or None,
+            param=request.field or texts[max_items].param,
         )
     for text in texts:
         if not isinstance(text, Text):

@@ -229,6 +229,7 @@ def test_limits_count_documents(served: Served) -> None:
     assert fits.status == 200
     for answer in (many, spread):
         assert (answer.status, answer.json()["code"]) == (413, "too_many_items")
+    assert (many.json()["param"], spread.json()["param"]) == ("documents[40]", "instances")
 
 
 def test_an_answer_that_is_too_large_is_refused_before_compute(serve: Serve, model: Path) -> None:
