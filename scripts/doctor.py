@@ -28,6 +28,7 @@ from scripts.workers import TokenOption, survey
 CLEAN, FINDINGS, UNREADABLE = 0, 1, 2
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
 _SECRETS = frozenset({"keystore_pass"})
+_PER_MODEL = dict.fromkeys(("models", "model_snapshot"), "(see each model)")
 
 
 def doctor(
@@ -68,8 +69,9 @@ def doctor(
         if as_json:
             typer.echo(json.dumps({"unreadable": str(error), "hint": error.hint}, indent=2))
         else:
-            err_console.print(Text.assemble(("error: ", "red"), str(error)))
-            err_console.print(f"  {error.hint}" if error.hint else "", markup=False)
+            err_console.print(Text.assemble(("error: ", "red"), _shown(str(error))))
+            if error.hint:
+                err_console.print(f"  {_shown(error.hint)}", markup=False)
         raise typer.Exit(UNREADABLE) from None
     findings = diagnose(deployment)
     if as_json:
@@ -138,7 +140,8 @@ def _plain(key: str, setting: Setting) -> dict[str, Any]:
 
 def _print(deployment: Deployment, findings: list[Finding], changes: list[str]) -> None:
     for change in changes:
-        console.print(f"changed {deployment.file.path if deployment.file else ''}: {change}", markup=False)
+        path = deployment.file.path if deployment.file else ""
+        console.print(_shown(f"changed {path}: {change}"), markup=False)
     found, models = every_property(deployment), served(deployment)
     if found:
         console.print(_table("property", found.items()))
@@ -148,12 +151,14 @@ def _print(deployment: Deployment, findings: list[Finding], changes: list[str]) 
         title = f"{one.name} {one.version} on the server ({one.ready} of {one.workers.value} workers ready)"
         console.print(_table(title, _live(one)))
     for name in deployment.passed_over:
-        console.print(f"not looked into: {name} (no .mar)", markup=False)
+        console.print(_shown(f"not looked into: {name} (no .mar)"), markup=False)
     for finding in findings:
         colour = _COLOURS[finding.severity]
-        console.print(Text.assemble((f"{finding.severity} ", colour), (finding.code, "bold"), f"  {finding.where}"))
+        console.print(
+            Text.assemble((f"{finding.severity} ", colour), (finding.code, "bold"), f"  {_shown(finding.where)}")
+        )
         for label, text in (("", finding.what), ("so: ", finding.consequence), ("fix: ", finding.fix)):
-            console.print(f"    {label}{text}", markup=False)
+            console.print(_shown(f"    {label}{text}"), markup=False)
     if findings:
         counts = {each: sum(finding.severity is each for finding in findings) for each in Severity}
         listed = ", ".join(f"{count} {each}{'s' * (count > 1)}" for each, count in counts.items() if count)
@@ -173,11 +178,17 @@ def _live(one: Effective) -> Iterable[tuple[str, Setting]]:
         yield key, Setting(value.value, str(value.source), given=value.source is not Source.DEFAULT)
 
 
+def _shown(text: str) -> str:
+    """Text out of other people's files, without what would steer the terminal or cannot be encoded."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
 def _table(title: str, rows: Iterable[tuple[str, Setting]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in (title, "value", "from"):
-        table.add_column(Text(heading), overflow="fold")
+        table.add_column(Text(_shown(heading)), overflow="fold")
     for key, setting in rows:
-        value = "***" if key in _SECRETS else " ".join(str(setting.value).split())
-        table.add_row(Text(key), Text(value), Text(setting.place, style="" if setting.given else "dim"))
+        value = "***" if key in _SECRETS else _PER_MODEL.get(key) or " ".join(str(setting.value).split())
+        place = Text(_shown(setting.place), style="" if setting.given else "dim")
+        table.add_row(Text(_shown(key)), Text(_shown(value)), place)
     return table

@@ -86,7 +86,7 @@ def yaml_values(deployment: Deployment) -> Iterator[Finding]:
         least, most = config.get("minWorkers"), config.get("maxWorkers")
         if isinstance(least, int) and least > 0 and not (isinstance(most, int) and most >= least):
             yield Finding(
-                "yaml-workers", Severity.ERROR, where, f"minWorkers is {least} and maxWorkers is {most}",
+                "yaml-workers", Severity.ERROR, where, f"minWorkers is {least} and maxWorkers is {_brief(most)}",
                 "TorchServe takes neither unless it has both, the second no less than the first",
                 f"set maxWorkers to {least}, or leave both to the models property",
             )  # fmt: skip
@@ -94,9 +94,14 @@ def yaml_values(deployment: Deployment) -> Iterator[Finding]:
 
 def _untaken(where: str, key: str, value: Any, wanted: str) -> Finding:
     return Finding(
-        "yaml-value", Severity.ERROR, where, f"{key} is {str(value)[:40]!r}",
+        "yaml-value", Severity.ERROR, where, f"{key} is {_brief(value)}",
         "TorchServe logs a warning and goes on without it", f"write {wanted}",
     )  # fmt: skip
+
+
+def _brief(value: Any) -> str:
+    """A value for people; a list's or a mapping's kind only, for aliases make small YAML endless."""
+    return repr(value)[:40] if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
 
 
 def undeclared_files(deployment: Deployment) -> Iterator[Finding]:

@@ -38,8 +38,10 @@ def read_store(store: Path) -> Store:
     """
     try:
         paths = sorted(path for path in store.iterdir() if not path.name.startswith("."))
-    except OSError as error:
-        raise UserError(f"model store {store}: {error.strerror}", hint="name it with --model-store DIR") from None
+    except (OSError, ValueError) as error:  # ValueError: a null byte
+        raise UserError(
+            f"model store {store}: {getattr(error, 'strerror', None) or error}", hint="name it with --model-store DIR"
+        ) from None
     found: dict[str, StoredArchive] = {}
     unreadable, others = [], []
     for path in paths:

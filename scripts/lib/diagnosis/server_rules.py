@@ -42,6 +42,12 @@ def reachable(deployment: Deployment) -> Iterator[Finding]:
             )  # fmt: skip
         elif host and not is_loopback(host):
             open_doors.append((name, found[key].place, host))
+    if "management_address" in found and values["management_address"] == values.get("inference_address"):
+        yield Finding(
+            "management-shared", Severity.WARNING, found["management_address"].place,
+            "the management API has the inference API's address",
+            "whoever may send requests reaches it as well", "give it a port of its own, on 127.0.0.1",
+        )  # fmt: skip
     for name, place, host in open_doors:
         if is_true(found, "disable_token_authorization"):
             yield Finding(

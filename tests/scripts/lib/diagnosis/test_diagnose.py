@@ -135,6 +135,8 @@ CASES: list[tuple[str, Deployment, Deployment]] = [
      with_line("disable_token_authorization=true")),
     ("management-exposed", with_line("management_address=http://0.0.0.0:8081"),
      with_line("management_address=http://localhost:8081")),
+    ("management-shared", with_line("management_address=http://127.0.0.1:8080"),
+     with_line("management_address=http://127.0.0.1:8081")),
     ("token-expires", deployment(without("token_expiration_min") + MODELS),
      deployment(without("token_expiration_min") + MODELS + "disable_token_authorization=true\n")),
     ("allowed-urls-open", with_line("enable_model_api=true"),
