@@ -217,7 +217,7 @@ def test_an_answer_stays_within_its_bound(serve: Serve, served: Served, model: P
     handler = served.handler
     for options in ({"top_k": 40}, {"top_k": 10_000, "return_tokens": True}):
         request = Request(("a",), options)
-        row = handler.forward([handler.model.tokens.encode(handler.texts(request))[0][0]], False)[0]
+        row = handler.forward([handler.model.tokens.encode(handler.texts(request))[0][0]], False)[0].clone()
         row[1] = 1.17549435e-38
         (value,) = handler.render(request, [row], [])
         assert len(dumps(value)) <= handler.item_bytes(request)
