@@ -130,6 +130,26 @@ def mixed_lengths(count: int, rng: random.Random) -> list[int]:
     return lengths
 
 
+def request_lengths(
+    name: str, requests: int, seed: int = 0, *, per_list: int = 32, most: int | None = None
+) -> list[tuple[int, ...]]:
+    """Tokens of each text of each request of a workload, as `make_workload` draws them, without the texts.
+
+    Args:
+        name: of WORKLOADS.
+        requests: how many.
+        seed: as `make_workload`'s.
+        per_list: texts of a request of `lists`.
+        most: tokens at which the model cuts a text.
+    """
+    if name not in WORKLOADS:
+        raise ValueError(f"no workload {name!r}; there are {', '.join(WORKLOADS)}")
+    rng, per_request = random.Random(f"{name}:{seed}"), per_list if name == "lists" else 1
+    draw = short_lengths if name == "short" else mixed_lengths
+    lengths = [min(length, most or length) for length in draw(requests * per_request, rng)]
+    return [tuple(lengths[start : start + per_request]) for start in range(0, len(lengths), per_request)]
+
+
 def make_workload(
     name: str, vocabulary: Vocabulary, requests: int, seed: int = 0, subject: Subject = SUBJECTS["embedding"]
 ) -> Workload:
