@@ -2,15 +2,16 @@
 
 import json
 import sys
-import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from scripts.lib import archive, service
+from scripts.lib import service
 from scripts.lib.console import console, progress
 from scripts.lib.errors import UserError
+from scripts.lib.loaded import loaded
 
 
 def predict(
@@ -30,14 +31,10 @@ def predict(
     requests = [
         service.Body(json.dumps(body).encode(), headers={"url_path": route} if route else {}) for body in bodies
     ]
-    if not path.is_file():
-        raise UserError(f"There is no archive {path}.", "Build one with: batchserve build MODEL --name NAME")
-    with tempfile.TemporaryDirectory(prefix="batchserve-predict-") as scratch:
-        directory = Path(scratch)
+    with ExitStack() as stack:
         with progress(f"Loading {path.name}"):
-            archive.extract(path.resolve(), directory)
-            loaded = _load(directory)
-        answers = service.predict(loaded, requests)
+            running = stack.enter_context(loaded(path))
+        answers = service.predict(running, requests)
     for index, answer in enumerate(answers):
         body = answer.body.decode(errors="replace")
         shown = body if full or len(body) <= 300 else f"{body[:300]}… ({len(body):,} characters)"
@@ -61,14 +58,3 @@ def _bodies(file: Path | None) -> list[Any]:
     if not bodies:
         raise UserError(f"{where} holds an empty list.", "Send at least one body.")
     return bodies
-
-
-def _load(directory: Path) -> Any:
-    """Load the archive; its failure is the archive's, told in one line with the handler's own words."""
-    # The commands have imported parts of this checkout's handlers: the archive's own must run
-    for name in [name for name in sys.modules if name.partition(".")[0] == "handlers"]:
-        del sys.modules[name]
-    try:
-        return service.load(directory)
-    except Exception as error:
-        raise UserError(f"The archive does not load: {type(error).__name__}: {error}") from error

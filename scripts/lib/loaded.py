@@ -1,0 +1,50 @@
+"""An archive in this process, as a worker has it, for as long as it is needed."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from scripts.lib import archive, service
+from scripts.lib.errors import UserError
+
+
+@contextmanager
+def loaded(path: Path, *, gpu_id: int | None = None) -> Iterator[Any]:
+    """Extract an archive and load it with its own code; afterwards this process is as it was, but for torch's threads.
+
+    Args:
+        path: the .mar file.
+        gpu_id: the CUDA device; None for the CPU.
+
+    Returns:
+        A `ts.service.Service`, for `service.predict`.
+
+    Raises:
+        UserError: there is no such file, or it does not load; the message has the handler's own words.
+    """
+    if not path.is_file():
+        raise UserError(f"There is no archive {path}.", "Build one with: batchserve build MODEL --name NAME")
+    before, entries = Path.cwd(), list(sys.path)
+    # The commands have imported parts of this checkout's handlers: the archive's own must run
+    ours = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "handlers"}
+    with tempfile.TemporaryDirectory(prefix="batchserve-") as scratch:
+        directory = Path(scratch)
+        archive.extract(path.resolve(), directory)
+        for name in ours:
+            del sys.modules[name]
+        try:
+            try:
+                found = service.load(directory, gpu_id=gpu_id)
+            except Exception as error:
+                raise UserError(f"The archive does not load: {type(error).__name__}: {error}") from error
+            yield found
+        finally:
+            os.chdir(before)
+            sys.path[:] = entries
+            for name in [name for name in sys.modules if name.partition(".")[0] == "handlers"]:
+                del sys.modules[name]
+            sys.modules.update(ours)
