@@ -190,7 +190,11 @@ def _notes(here: machine.Machine, measured: dict[str, Measured]) -> list[str]:
                 notes.append(f"{where}: the load generator was the bottleneck ({max(shares):.2f} cores)")
             if point.errors:
                 statuses = sorted({status for one in point.rounds for status in one.summary.errors_by_status})
-                notes.append(f"{point.workload} at {point.clients} clients: {point.errors} errors, status {statuses}")
+                shed = sum(one.summary.shed for one in point.rounds)
+                notes.append(
+                    f"{point.workload} at {point.clients} clients: {point.errors} errors, status {statuses}, "
+                    f"{shed} of them refused as too many"
+                )
     shares = [one.generator_share for each in measured.values() for point in each.points for one in point.rounds]
     if shares:
         notes.append(f"the load generator took at most {max(shares):.2f} of the machine's {here.cores} cores")

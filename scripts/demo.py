@@ -133,8 +133,11 @@ async def _crowd(server: TorchServe) -> str:
         warmup=CLIENTS,
     )
     summary = summarize(result)
-    if summary.errors:
-        raise UserError(f"{summary.errors} of {CLIENTS} concurrent requests failed: {summary.errors_by_status}")
+    if summary.errors or summary.shed:
+        raise UserError(
+            f"{summary.errors + summary.shed} of {CLIENTS} concurrent requests failed: {summary.errors_by_status}, "
+            f"{summary.shed} refused as too many"
+        )
     return (
         f"{summary.requests} answers in {summary.wall_s:.2f} s, the slowest after {summary.max_ms:.0f} ms; "
         f"{describe_batches(batching)}"

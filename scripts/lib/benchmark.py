@@ -21,7 +21,7 @@ from scripts.lib.machine import Machine
 from scripts.lib.memory import PeakMemory
 from scripts.lib.offline import Offline, OfflineError, SingleText
 from scripts.lib.report import OfflineRun, Point, Round
-from scripts.lib.scrape import BatchingWindow, Snapshot, settled, window
+from scripts.lib.scrape import BatchingWindow, Counting
 from scripts.lib.server import TorchServe
 from scripts.lib.serving import Serving
 from scripts.lib.stats import summarize
@@ -277,16 +277,9 @@ async def measure_window(
         bodies: what to send.
         options: further arguments of `closed_loop`, but for `before`.
     """
-    start = Snapshot()
-
-    async def before() -> None:
-        nonlocal start
-        start = await settled(metrics_url, model)
-
-    result = await closed_loop(target, bodies, before=before, **options)
-    answered = sum(sample.ok for sample in result.samples)
-    end = await settled(metrics_url, model, start.total("batchserve_requests_total", model) + answered)
-    return result, window(start, end, model)
+    counting = Counting(metrics_url, model)
+    result = await closed_loop(target, bodies, before=counting.before, **options)
+    return result, await counting.after(sum(sample.ok for sample in result.samples))
 
 
 def agreement(served: Sequence[Any], offline: Sequence[Any]) -> float:

@@ -7,6 +7,7 @@ scheduled time, so that a stalled server can't hide its queue.
 """
 
 import asyncio
+import contextlib
 import itertools
 import signal
 import time
@@ -28,13 +29,40 @@ WARM_CLIENTS = 8
 NO_ANSWER = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What the body of an answer was.
+
+    Attributes:
+        size: its bytes.
+        first_at: when its first token came, on `time.perf_counter`; None where there are no tokens to tell apart.
+        generated: tokens that the server says it wrote; None where it doesn't say.
+        error: why it is no whole answer although its status said so; "" where it is one.
+    """
+
+    size: int
+    first_at: float | None = None
+    generated: int | None = None
+    error: str = ""
+
+
+#: Reads the body of an answer.
+Reader = Callable[[aiohttp.ClientResponse], Awaitable[Received]]
+
+
+async def whole(response: aiohttp.ClientResponse) -> Received:
+    """Read a body to its end without looking at it."""
+    return Received(len(await response.read()))
+
+
 @dataclass(frozen=True)
 class Target:
-    """Where requests go: the full URL of the prediction and the headers of each request."""
+    """Where requests go: the full URL of the prediction, the headers of each request, and how answers are read."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 120.0
+    reader: Reader = whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +76,9 @@ class Sample:
         received: bytes of the answer's body.
         texts: texts in the request.
         tokens: tokens in the request.
-        error: what went wrong when there was no answer.
+        error: what went wrong when there was no answer, or no whole one.
+        first_s: from when it was due to the first token; None where the answer is not streamed.
+        generated: tokens that the server says it wrote; None where it doesn't say.
     """
 
     due_s: float
@@ -58,6 +88,8 @@ class Sample:
     texts: int
     tokens: int
     error: str = ""
+    first_s: float | None = None
+    generated: int | None = None
 
     @property
     def ok(self) -> bool:
@@ -76,6 +108,7 @@ class LoadResult:
         cpu_share: CPU time of this process ÷ wall time; 1.0 is one core.
         loop_share: the same of the event loop's thread alone, which can't pass 1.0.
         late_s: how long after they were due the latest requests of an open loop were sent, as the 99th percentile.
+        unanswered: requests that were still in flight when the load was stopped; they are in no sample.
     """
 
     samples: tuple[Sample, ...]
@@ -84,6 +117,7 @@ class LoadResult:
     cpu_share: float
     loop_share: float
     late_s: float = 0.0
+    unanswered: int = 0
 
     @property
     def was_bottleneck(self) -> bool:
@@ -121,6 +155,7 @@ async def closed_loop(
     warmup: int = 0,
     before: Hook | None = None,
     on_sample: OnSample | None = None,
+    stop: asyncio.Event | None = None,
 ) -> LoadResult:
     """Send `bodies` in a cycle from `clients` clients until a count or a time is reached.
 
@@ -136,6 +171,7 @@ async def closed_loop(
         warmup: how many unmeasured requests go first.
         before: awaited between warm-up and window (read the server's counters here).
         on_sample: called with each measured sample.
+        stop: when set, the load ends at once; requests in flight are given up and counted as unanswered.
 
     Raises:
         ValueError: neither or both of `requests` and `duration_s`, or nothing to send.
@@ -146,25 +182,17 @@ async def closed_loop(
         raise ValueError("a load needs at least one client and one body")
 
     async with _session(target, clients) as session:
-        sender = _Sender(session, target.url)
+        sender = _Sender(session, target)
         if warmup:
-            await _drive(sender, clients, itertools.islice(itertools.cycle(bodies), warmup))
+            await _until(stop, _drive(sender, clients, itertools.islice(itertools.cycle(bodies), warmup)))
         if before is not None:
             await before()
         feed: Iterator[Body] = itertools.cycle(bodies)
         if requests is not None:
             feed = itertools.islice(feed, requests)
         sender.begin(on_sample)
-        cpu, loop = time.process_time(), time.thread_time()
-        await _drive(sender, clients, feed, None if duration_s is None else sender.start + duration_s)
-        wall = time.perf_counter() - sender.start
-        return LoadResult(
-            tuple(sender.samples),
-            clients,
-            wall,
-            (time.process_time() - cpu) / wall,
-            (time.thread_time() - loop) / wall,
-        )
+        await _until(stop, _drive(sender, clients, feed, None if duration_s is None else sender.start + duration_s))
+        return sender.result(clients)
 
 
 async def open_loop(
@@ -174,6 +202,7 @@ async def open_loop(
     warmup: Sequence[Body] = (),
     before: Hook | None = None,
     on_sample: OnSample | None = None,
+    stop: asyncio.Event | None = None,
 ) -> LoadResult:
     """Send requests when they are due, however many are still unanswered; all are waited for and counted.
 
@@ -183,33 +212,46 @@ async def open_loop(
         warmup: unmeasured requests that go first, a few at a time.
         before: awaited between warm-up and window.
         on_sample: called with each measured sample.
+        stop: when set, the load ends at once; requests in flight are given up and counted as unanswered.
     """
     async with _session(target, 0) as session:
-        sender = _Sender(session, target.url)
+        sender = _Sender(session, target)
         if warmup:
-            await _drive(sender, min(len(warmup), WARM_CLIENTS), iter(warmup))
+            await _until(stop, _drive(sender, min(len(warmup), WARM_CLIENTS), iter(warmup)))
         if before is not None:
             await before()
         sender.begin(on_sample)
-        cpu, loop = time.process_time(), time.thread_time()
         late: list[float] = []
-        async with asyncio.TaskGroup() as group:
-            for due in dues:
-                moment = sender.start + due.at
-                # Also where it is late already: answers that have come must be read between two sends
-                await asyncio.sleep(max(0.0, moment - time.perf_counter()))
-                late.append(time.perf_counter() - moment)
-                group.create_task(sender.send(due.body, moment, due.headers))
-        wall = time.perf_counter() - sender.start
+
+        async def send_all() -> None:
+            async with asyncio.TaskGroup() as group:
+                for due in dues:
+                    moment = sender.start + due.at
+                    # Also where it is late already: answers that have come must be read between two sends
+                    await asyncio.sleep(max(0.0, moment - time.perf_counter()))
+                    late.append(time.perf_counter() - moment)
+                    group.create_task(sender.send(due.body, moment, due.headers))
+
+        await _until(stop, send_all())
         late.sort()
-        return LoadResult(
-            tuple(sender.samples),
-            sender.most,
-            wall,
-            (time.process_time() - cpu) / wall,
-            (time.thread_time() - loop) / wall,
-            late[int(0.99 * (len(late) - 1))] if late else 0.0,
-        )
+        return sender.result(sender.most, late[int(0.99 * (len(late) - 1))] if late else 0.0)
+
+
+async def _until(stop: asyncio.Event | None, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work, or as much of it as there is time for until `stop` is set."""
+    if stop is None:
+        return await work
+    task, halt = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((task, halt), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            await task
+    finally:
+        halt.cancel()
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
 
 def _session(target: Target, connections: int) -> aiohttp.ClientSession:
@@ -263,36 +305,53 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 class _Sender:
     """Sends single requests and keeps what came of them."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, target: Target) -> None:
         self._session = session
-        self._url = url
-        self._on_sample: OnSample | None = None
-        self.samples: list[Sample] = []
-        self.start = time.perf_counter()
-        self.most = self._open = 0
+        self._target = target
+        self._open = 0
+        self.begin(None)
 
     def begin(self, on_sample: OnSample | None) -> None:
         """Forget what was sent so far and start the clock."""
         self._on_sample = on_sample
-        self.samples = []
+        self.samples: list[Sample] = []
+        self.most = self._given_up = 0
+        self._cpu, self._loop = time.process_time(), time.thread_time()
         self.start = time.perf_counter()
-        self.most = 0
+
+    def result(self, clients: int, late_s: float = 0.0) -> LoadResult:
+        """What was sent since the clock was started, as it stands now."""
+        wall = time.perf_counter() - self.start
+        cpu, loop = time.process_time() - self._cpu, time.thread_time() - self._loop
+        return LoadResult(tuple(self.samples), clients, wall, cpu / wall, loop / wall, late_s, self._given_up)
 
     async def send(self, body: Body, due: float, headers: Mapping[str, str] | None = None) -> None:
         """Send one request that was due at `due` (on `time.perf_counter`) and record it."""
-        status, received, error = NO_ANSWER, 0, ""
+        status, received = NO_ANSWER, Received(0)
         self._open += 1
         self.most = max(self.most, self._open)
         try:
-            async with self._session.post(self._url, data=body.data, headers=headers) as response:
-                received = len(await response.read())
-                status = response.status
+            async with self._session.post(self._target.url, data=body.data, headers=headers) as response:
+                received = await self._target.reader(response)
+                status = NO_ANSWER if received.error else response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as failure:
-            error = f"{type(failure).__name__}: {failure}"
+            received = Received(0, error=f"{type(failure).__name__}: {failure}")
+        except asyncio.CancelledError:
+            self._given_up += 1
+            raise
         finally:
             self._open -= 1
-        latency = time.perf_counter() - due
-        sample = Sample(due - self.start, latency, status, received, body.texts, body.tokens, error)
+        sample = Sample(
+            due_s=due - self.start,
+            latency_s=time.perf_counter() - due,
+            status=status,
+            received=received.size,
+            texts=body.texts,
+            tokens=body.tokens,
+            error=received.error,
+            first_s=None if received.first_at is None else received.first_at - due,
+            generated=received.generated,
+        )
         self.samples.append(sample)
         if self._on_sample is not None:
             self._on_sample(sample)

@@ -5,7 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scripts.lib.errors import UserError
+from scripts.lib.load import LoadResult
 from scripts.lib.stats import percentile
+
+# The latency of a request that got no good answer, in milliseconds: longer than any bound, yet a number.
+_NEVER_MS = 1e15
 
 _CONDITION = re.compile(r"\s*(p\d{1,2}(?:\.\d+)?|max|mean)\s*<=?\s*(\d+(?:\.\d+)?)\s*(ms|s)\s*", re.IGNORECASE)
 _HINT = "write it like p95<=200ms; p50 to p99.9, max or mean; ms or s; several with commas"
@@ -83,3 +87,28 @@ class Objective:
 
     def __str__(self) -> str:
         return ",".join(map(str, self.conditions))
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """What of a load met its objective.
+
+    Attributes:
+        requests: answered within `Objective.limit_ms`.
+        share: of all that were due and did not outlive the measurement; None of none.
+        per_s: per second.
+        met: whether the whole window met the objective, errors and shed requests counted as never answered.
+    """
+
+    requests: int
+    share: float | None
+    per_s: float
+    met: bool
+
+
+def goodput(result: LoadResult, objective: Objective) -> Goodput:
+    """Judge the samples of a window."""
+    latencies = [sample.latency_s * 1e3 if sample.ok else _NEVER_MS for sample in result.samples]
+    good = sum(latency <= objective.limit_ms for latency in latencies)
+    share = good / len(latencies) if latencies else None
+    return Goodput(good, share, good / result.wall_s, objective.met(latencies))

@@ -1,13 +1,11 @@
 """The benchmark's result: what was measured, which targets that reaches, as a table and as JSON."""
 
 import dataclasses
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import orjson
 from rich.console import Console
 from rich.table import Table
 
@@ -15,6 +13,7 @@ from scripts.lib.machine import Machine
 from scripts.lib.offline import BATCH_SIZE, SingleText
 from scripts.lib.scrape import BatchingWindow
 from scripts.lib.stats import Spread, Summary
+from scripts.lib.strict_json import strict_json
 
 BYTES_PER_MB = 1e6
 
@@ -71,8 +70,8 @@ class Point:
 
     @property
     def errors(self) -> int:
-        """Failed requests of all rounds."""
-        return sum(each.summary.errors for each in self.rounds)
+        """Failed requests of all rounds, those that the server shed among them: a comparison may have none."""
+        return sum(each.summary.errors + each.summary.shed for each in self.rounds)
 
     @property
     def effective_batch_size(self) -> float | None:
@@ -202,9 +201,7 @@ def to_json(report: Report) -> bytes:
         ],
         "notes": list(report.notes),
     }
-    return orjson.dumps(
-        _finite(document), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
-    )
+    return strict_json(document)
 
 
 def _point_json(point: Point) -> dict[str, Any]:
@@ -225,23 +222,6 @@ def _point_json(point: Point) -> dict[str, Any]:
         "ratio_to_offline": dataclasses.asdict(point.ratio) if point.ratio else None,
         "rounds": [dataclasses.asdict(each) for each in point.rounds],
     }
-
-
-def _finite(value: Any) -> Any:
-    """Keys as strings and no infinities or NaNs, which JSON has not."""
-    if isinstance(value, dict):
-        return {_key(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def _key(key: Any) -> str:
-    if isinstance(key, float):
-        return "+Inf" if math.isinf(key) else f"{key:g}"
-    return str(key)
 
 
 def write_json(report: Report, path: Path) -> None:

@@ -197,3 +197,29 @@ def _counters(snapshot: Snapshot, model: str) -> dict[tuple[str, Labels], float]
         for key, value in snapshot.values.items()
         if key[0].startswith("batchserve_") and ("model_name", model) in key[1] and not math.isnan(value)
     }
+
+
+class Counting:
+    """Reads a model's counters around a measured window.
+
+    Args:
+        url: the server's Prometheus metrics.
+        model: whose counters to read.
+    """
+
+    def __init__(self, url: str, model: str) -> None:
+        self._url = url
+        self._model = model
+        self._start = Snapshot()
+
+    async def before(self) -> None:
+        """Read them just before the window opens. Raises what `scrape` raises."""
+        self._start = await settled(self._url, self._model)
+
+    async def after(self, answered: int) -> BatchingWindow:
+        """Read them once the window's answered requests are all counted; how the batches went in between.
+
+        Raises what `scrape` raises.
+        """
+        counted = self._start.total("batchserve_requests_total", self._model)
+        return window(self._start, await settled(self._url, self._model, counted + answered), self._model)

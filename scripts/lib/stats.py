@@ -1,12 +1,17 @@
 """Figures from raw samples: percentiles that were really observed, and rates of what really succeeded."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from scripts.lib.load import LoadResult
+from scripts.lib.load import LoadResult, Sample
+
+# Statuses of a server that refuses a request because it has too many: load that is shed, not an error.
+SHED = frozenset({429, 503})
+# Shares of the requests, in per cent, at which a distribution is drawn: denser where the tail is.
+SHARES = (*range(0, 100, 2), 99, 99.5, 99.9, 99.99, 100)
 
 
 def percentile(values: Sequence[float], q: float) -> float | None:
@@ -30,13 +35,16 @@ class Summary:
 
     Attributes:
         requests: how many were sent.
-        errors: how many were not answered with 2xx.
+        errors: how many were not answered with 2xx, those that were shed apart.
         errors_by_status: how many per HTTP status; 0 is no answer at all.
         texts: texts of successful requests.
         wall_s: length of the window in seconds.
         requests_per_s: successful requests per second.
         texts_per_s: texts of successful requests per second.
         tokens_per_s: their tokens per second.
+        shed: how many the server refused because it has too many (`SHED`).
+        first_token_p50_ms, first_token_p95_ms: from when a request was due to its first token, of streamed answers.
+        generated_per_s: tokens written per second; None where the server doesn't count them.
     """
 
     requests: int
@@ -53,18 +61,25 @@ class Summary:
     p95_ms: float | None
     p99_ms: float | None
     max_ms: float | None
+    shed: int = 0
+    first_token_p50_ms: float | None = None
+    first_token_p95_ms: float | None = None
+    generated_per_s: float | None = None
 
 
 def summarize(result: LoadResult) -> Summary:
-    """Summarise the samples of a window; failed requests count as errors and enter no rate and no latency."""
+    """Summarise the samples of a window; what failed or was shed enters no rate and no latency."""
     good = [sample for sample in result.samples if sample.ok]
-    failed = Counter(sample.status for sample in result.samples if not sample.ok)
+    refused = Counter(sample.status for sample in result.samples if not sample.ok)
+    failed = {status: count for status, count in sorted(refused.items()) if status not in SHED}
+    firsts = [sample.first_s * 1e3 for sample in good if sample.first_s is not None]
+    generated = [sample.generated for sample in good if sample.generated is not None]
     latencies = [sample.latency_s * 1e3 for sample in good]
     texts = sum(sample.texts for sample in good)
     return Summary(
         requests=len(result.samples),
         errors=sum(failed.values()),
-        errors_by_status=dict(sorted(failed.items())),
+        errors_by_status=failed,
         texts=texts,
         wall_s=result.wall_s,
         requests_per_s=len(good) / result.wall_s,
@@ -76,7 +91,58 @@ def summarize(result: LoadResult) -> Summary:
         p95_ms=percentile(latencies, 95),
         p99_ms=percentile(latencies, 99),
         max_ms=percentile(latencies, 100),
+        shed=refused.total() - sum(failed.values()),
+        first_token_p50_ms=percentile(firsts, 50),
+        first_token_p95_ms=percentile(firsts, 95),
+        generated_per_s=sum(generated) / result.wall_s if generated else None,
     )
+
+
+@dataclass(frozen=True)
+class Second:
+    """One second of a window.
+
+    Attributes:
+        at: seconds from the start of the window to the start of this second.
+        due: requests that were due in it.
+        answered, errors, shed: requests that ended in it, by how they ended.
+        p95_ms: of those answered in it; None where none was.
+    """
+
+    at: int
+    due: int
+    answered: int
+    errors: int
+    shed: int
+    p95_ms: float | None
+
+
+def timeline(samples: Iterable[Sample]) -> tuple[Second, ...]:
+    """What was due and what ended in each second, from the window's start to the last answer, quiet ones too."""
+    due, ended = Counter[int](), Counter[tuple[int, str]]()
+    latencies: dict[int, list[float]] = {}
+    last = -1
+    for sample in samples:
+        start, end = (max(0, int(moment)) for moment in (sample.due_s, sample.due_s + sample.latency_s))
+        due[start] += 1
+        ended[end, "ok" if sample.ok else "shed" if sample.status in SHED else "error"] += 1
+        if sample.ok:
+            latencies.setdefault(end, []).append(sample.latency_s * 1e3)
+        last = max(last, start, end)
+    return tuple(
+        Second(
+            at, due[at], ended[at, "ok"], ended[at, "error"], ended[at, "shed"], percentile(latencies.get(at, ()), 95)
+        )
+        for at in range(last + 1)
+    )
+
+
+def distribution(samples: Iterable[Sample]) -> tuple[tuple[float, float], ...]:
+    """The latencies of answered requests as (milliseconds, share of requests within), ascending in both."""
+    latencies = np.sort([sample.latency_s * 1e3 for sample in samples if sample.ok])
+    if not len(latencies):
+        return ()
+    return tuple((float(percentile(latencies, share) or 0.0), share / 100) for share in SHARES)
 
 
 @dataclass(frozen=True)

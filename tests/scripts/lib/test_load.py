@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from scripts.lib.interrupts import stop_on_signals
-from scripts.lib.load import NO_ANSWER, Due, LoadResult, Sample, Target, closed_loop, open_loop, run
+from scripts.lib.load import NO_ANSWER, Due, LoadResult, Received, Sample, Target, closed_loop, open_loop, run
 from scripts.lib.stats import summarize
 from scripts.lib.workloads import Body
 
@@ -254,3 +255,68 @@ def test_an_open_loops_warm_up_is_not_measured() -> None:
     fake = Fake()
     result = in_the_open(fake, [Due(0, BODIES[0])], warmup=BODIES)
     assert (len(result.samples), len(fake.bodies)) == (1, 6)
+
+
+async def _stopped(load: Callable[[Target, asyncio.Event], Awaitable[LoadResult]], fake: Fake) -> LoadResult:
+    async with fake.running():
+        stop = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.35, stop.set)
+        return await load(Target(fake.url), stop)
+
+
+def test_a_closed_loop_that_is_stopped_has_what_it_measured() -> None:
+    fake = Fake(delay_s=0.1)
+    result = run(_stopped(lambda target, stop: closed_loop(target, BODIES, clients=3, duration_s=60, stop=stop), fake))
+    assert 3 <= len(result.samples) <= 9
+    assert all(sample.ok for sample in result.samples)
+    assert result.unanswered == len(fake.bodies) - len(result.samples) > 0
+    assert 0.3 < result.wall_s < 5
+
+
+def test_an_open_loop_that_is_stopped_tells_of_its_queue() -> None:
+    """What a stalled server left unanswered is no sample, but it is not forgotten either."""
+    fake = Fake(delay_s=60)
+    dues = [Due(number * 0.01, BODIES[0]) for number in range(10_000)]
+    result = run(_stopped(lambda target, stop: open_loop(target, dues, stop=stop), fake))
+    assert (len(result.samples), result.unanswered) == (0, result.clients)
+    assert result.unanswered >= 3
+
+
+def test_a_load_that_is_stopped_in_its_warm_up_has_measured_nothing() -> None:
+    result = run(
+        _stopped(
+            lambda target, stop: closed_loop(target, BODIES, clients=1, requests=5, warmup=50, stop=stop),
+            Fake(delay_s=0.1),
+        )
+    )
+    assert len(result.samples) == 0
+
+
+@pytest.mark.parametrize("stop", [None, asyncio.Event()])
+def test_what_fails_in_a_load_that_can_be_stopped_fails_it(stop: asyncio.Event | None) -> None:
+    def fail(sample: Sample) -> None:
+        raise RuntimeError("no room")
+
+    with pytest.raises(ExceptionGroup) as failure:
+        drive(Fake(), clients=2, requests=4, on_sample=fail, stop=stop)
+    assert failure.group_contains(RuntimeError, match="no room")
+
+
+def test_a_reader_says_what_an_answer_holds() -> None:
+    async def reader(response: Any) -> Received:
+        await response.read()
+        return Received(3, first_at=time.perf_counter(), generated=7)
+
+    async def broken(response: Any) -> Received:
+        return Received(0, error="it broke off")
+
+    async def scenario(read: Any) -> LoadResult:
+        async with Fake().running() as fake:
+            return await closed_loop(Target(fake.url, reader=read), BODIES, clients=1, requests=1)
+
+    (sample,) = run(scenario(reader)).samples
+    assert (sample.received, sample.generated, sample.ok) == (3, 7, True)
+    assert sample.first_s is not None
+    assert 0 < sample.first_s <= sample.latency_s
+    (sample,) = run(scenario(broken)).samples
+    assert (sample.status, sample.error) == (NO_ANSWER, "it broke off")

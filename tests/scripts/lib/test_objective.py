@@ -3,7 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.lib.errors import UserError
-from scripts.lib.objective import Condition, Objective
+from scripts.lib.load import LoadResult, Sample
+from scripts.lib.objective import Condition, Objective, goodput
 from scripts.lib.stats import percentile
 
 
@@ -43,3 +44,14 @@ def test_an_objective_reads_back() -> None:
     assert str(Objective.parse(text)) == text
     assert Objective.parse(text).limit_ms == 1000
     assert Objective.parse("p50<=10ms,p99<=50ms").limit_ms == 50
+
+
+def test_goodput_counts_what_failed_as_never_answered() -> None:
+    answered = [Sample(0, 0.1, 200, 1, 1, 1)] * 8 + [Sample(0, 0.3, 200, 1, 1, 1)]
+    result = LoadResult((*answered, Sample(0, 0.001, 503, 1, 1, 1)), 1, 2.0, 0.1, 0.1)
+    found = goodput(result, Objective.parse("p90<=200ms"))
+    assert (found.requests, found.share, found.per_s, found.met) == (8, 0.8, 4.0, False)
+    assert goodput(result, Objective.parse("p80<=200ms")).met
+    assert not goodput(result, Objective.parse("mean<=200ms")).met
+    nothing = goodput(LoadResult((), 1, 2.0, 0.1, 0.1), Objective.parse("p90<=200ms"))
+    assert (nothing.requests, nothing.share, nothing.met) == (0, None, False)
