@@ -166,7 +166,9 @@ class Tokens:
         self.max_tokens = max_tokens
         self.include_prompt = include_prompt
         self.pad_id = tokenizer.pad_token_id or 0
-        self.vocabulary = min(len(tokenizer), rows or len(tokenizer))
+        # A converted tokenizer's pieces from here on are those that the model was trained without
+        self._unknown_from = int(tokenizer.init_kwargs.get("unknown_from", len(tokenizer)))
+        self.vocabulary = min(self._unknown_from, rows or len(tokenizer))
         self._typed = "token_type_ids" in tokenizer.model_input_names  # else the model sees one segment
         self._unembedded = len(tokenizer) > self.vocabulary
         self.special = set(tokenizer.all_special_ids)
@@ -224,6 +226,8 @@ class Tokens:
     def _fitted(self, ids: list[int], type_ids: list[int], text: Text, encoding: Any) -> list[Encoding] | RequestError:
         if not ids:
             return RequestError("the text has no tokens for this model.", code="empty_text")
+        if self._unembedded and max(ids) >= self._unknown_from:
+            ids = [token if token < self._unknown_from else self.tokenizer.unk_token_id for token in ids]
         if self._unembedded and max(ids) >= self.vocabulary:
             return RequestError("the text has a token that the model has no embedding for.", code="invalid_token")
         source = Source(encoding.offsets, encoding.sequence_ids, encoding.word_ids) if text.sourced else None
