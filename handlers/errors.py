@@ -95,6 +95,11 @@ def shown(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…".replace("…", "...")
 
 
+def printable(name: str) -> str:
+    """A name of the client's, fit for `param`: ASCII and short."""
+    return shown(name)[1:-1]
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that `name` was probably meant to be, if any."""
     if len(name) > LONGEST_NAME:  # matching is quadratic, and names come from clients
