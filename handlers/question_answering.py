@@ -12,7 +12,6 @@ from handlers.options import boolean, integer, members, text
 from handlers.request import Nouns, Pair, Request, inside
 from handlers.tokens import Encoding, Text
 
-MOST_OVERLAP = 128  # tokens that windows share by default, but at most half of the model's length; as transformers 4
 MOST_TOKENS = 15  # of an answer, as in transformers 4
 
 
@@ -40,8 +39,8 @@ class QuestionAnsweringHandler(TransformerHandler):
     reads = "spans"
 
     def setup(self) -> None:
-        """Learn how windows overlap."""
-        self.stride = min(MOST_OVERLAP, self.settings.max_tokens // 2)
+        """Learn how windows overlap: as in transformers 4."""
+        self.stride = min(windows.MOST_OVERLAP, self.settings.max_tokens // 2)
 
     def item(self, value: Any, param: str) -> Pair:
         """A question and a context, neither blank."""
@@ -68,14 +67,14 @@ class QuestionAnsweringHandler(TransformerHandler):
         """Each question with its context, in windows where that is too long."""
         stride = request.options.get("doc_stride", self.stride)
         return [
-            Text(item, param=request.param(i), cut="only_second", stride=stride, sourced=True)
+            Text(item, param=request.param(i, "context"), cut="only_second", stride=stride, sourced=True)
             for i, item in enumerate(request.items)
         ]
 
     def forward(self, encodings: Sequence[Encoding], precise: bool) -> Sequence[Tensor]:
         """Start and end logits of each window: (tokens, 2)."""
         logits, layout = self.model.logits(encodings, precise=precise)
-        return [logits[start : start + length] for start, length in zip(layout.starts, layout.lengths, strict=True)]
+        return layout.split(logits)
 
     def render(self, request: Request, rows: Sequence[Tensor], encodings: Sequence[Encoding]) -> Sequence[Any]:
         """The best answers of each item's windows."""

@@ -13,6 +13,7 @@ from handlers.errors import RequestError
 from handlers.request import Pair
 
 CHUNK_CHARACTERS = 300_000  # tokenised in one call
+LONGEST_PROMPT = 1000  # characters of one whose tokens are remembered
 MOST_WINDOWS = 8  # that share a token: else the little room beside a long text makes windows without end
 
 
@@ -312,12 +313,15 @@ class Tokens:
 
     def _prompt_tokens(self, prompt: str) -> int:
         """Tokens of a prompt alone, as sentence-transformers counts them: less one special token at the end."""
-        if prompt not in self._prompts:
+        known = self._prompts.get(prompt)
+        if known is None:
             ids = self._backend.encode(prompt).ids
+            known = len(ids) - (1 if ids and ids[-1] in self.special else 0)
             if len(self._prompts) >= 1024:  # prompts come from clients
                 self._prompts.clear()
-            self._prompts[prompt] = len(ids) - (1 if ids and ids[-1] in self.special else 0)
-        return self._prompts[prompt]
+            if len(prompt) <= LONGEST_PROMPT:
+                self._prompts[prompt] = known
+        return known
 
 
 @dataclass(frozen=True)
@@ -335,6 +339,10 @@ class Layout:
     lengths: list[int]
     skips: list[int]
     packed: bool
+
+    def split(self, values: Tensor) -> list[Tensor]:
+        """Each text's part of a flat (tokens, …) tensor, without padding."""
+        return [values[start : start + size] for start, size in zip(self.starts, self.lengths, strict=True)]
 
 
 def _positions(ids: list[int], padding: int | None) -> Iterable[int]:
