@@ -116,7 +116,7 @@ def admit(slots: Sequence[Slot], seconds: Callable[[Sequence[Encoding]], float],
             tokens = sum(len(encoding) for encoding in slot.encodings)
             slot.error = TooLarge(
                 f"{tokens} tokens would take about {needed:.0f} s; at most about "
-                f"{int(len(slot.encodings) * most / needed)} texts like these fit in the {most:.0f} s of one request.",
+                f"{int(tokens * most / needed)} like these fit in the {most:.0f} s of one request.",
                 code="too_much_work",
                 param=request.field or None,
             )
