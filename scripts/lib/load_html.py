@@ -110,7 +110,7 @@ def p95_by_second(window: Window) -> str:
 
 def _has_parts(window: Window, windows: Sequence[Window]) -> bool:
     following = windows[windows.index(window) + 1 :]
-    return bool(following) and following[0].part
+    return not window.part and bool(following) and following[0].part
 
 
 def _table(windows: Sequence[Window]) -> str:
