@@ -13,6 +13,8 @@ from handlers.request import Nouns, Pair, Request, inside
 from handlers.tokens import Encoding, Text
 
 MOST_TOKENS = 15  # of an answer, as in transformers 4
+# Of searching one window: for each of its tokens, and for each length that an answer may have
+TOKEN_SECONDS, LENGTH_SECONDS = 4e-6, 3.5e-5
 
 
 class QuestionAnsweringHandler(TransformerHandler):
@@ -66,8 +68,16 @@ class QuestionAnsweringHandler(TransformerHandler):
     def texts(self, request: Request) -> Sequence[Text]:
         """Each question with its context, in windows where that is too long."""
         stride = request.options.get("doc_stride", self.stride)
+        longest = request.options.get("max_answer_len", MOST_TOKENS)
         return [
-            Text(item, param=request.param(i, "context"), cut="only_second", stride=stride, sourced=True)
+            Text(
+                item,
+                param=request.param(i, "context"),
+                cut="only_second",
+                stride=stride,
+                sourced=True,
+                options=longest,
+            )
             for i, item in enumerate(request.items)
         ]
 
@@ -99,6 +109,14 @@ class QuestionAnsweringHandler(TransformerHandler):
             ]
             results.append(answers if limit > 1 else answers[0])
         return results
+
+    def seconds(self, encodings: Sequence[Encoding]) -> float:
+        """Predicted time of running these windows and of searching them."""
+        searching = sum(
+            len(encoding) * TOKEN_SECONDS + min(len(encoding), encoding.options) * LENGTH_SECONDS
+            for encoding in encodings
+        )
+        return super().seconds(encodings) + searching
 
     def sample(self) -> Any:
         """A question and a context."""
