@@ -18,7 +18,7 @@ from scripts.lib.profiling import Texts, profile, token_lengths
 from scripts.lib.schedule import CONSTANT, POISSON, read_bodies, read_trace
 from scripts.lib.serving import DEFAULT_SERVING, ServedModel, Serving
 from scripts.lib.simulation import ClosedLoop, OpenLoop, Setup
-from scripts.lib.validation import Bench, validate
+from scripts.lib.validation import Bench, read, validate
 from scripts.lib.workloads import request_lengths
 
 DEVICES = {"cuda": 8, "cpu": 1}  # of one TorchServe, when nothing else is said
@@ -64,7 +64,11 @@ def plan(
     seed: Annotated[int, typer.Option(help="Another one, other arrivals.")] = 0,
     against: Annotated[
         Path | None,
-        typer.Option(metavar="BENCH.json", help="Instead of a load: predict what batchserve bench measured."),
+        typer.Option(
+            metavar="BENCH.json",
+            help="Instead of a load: predict what batchserve bench measured; a running server's setup is taken to be the "
+            "declared one.",
+        ),
     ] = None,
     serving: Annotated[Path, typer.Option(help="The deployment.")] = DEFAULT_SERVING,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write it all there.")] = None,
@@ -80,7 +84,7 @@ def plan(
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise UserError(f"{json_file}: there is no directory {json_file.parent}", hint="make it, or name another file")
     goal = Objective.parse(objective)
-    bench = Bench.read(against) if against else None
+    measured = read(against) if against else None
     path, served = _model(name, serving)
     declared = served.model_copy(
         update={
@@ -97,21 +101,24 @@ def plan(
     sent = _Sent.read(bodies, trace, workload)
     known = Profile.read(profile_file) if profile_file else None
     if known is None:
-        beside = bench.settings.workers if bench else workers_per_device or declared.workers
-        threads = bench.settings.threads if bench else None
+        settings = measured.settings if isinstance(measured, Bench) else None
+        beside = settings.workers if settings else workers_per_device or declared.workers
+        threads = settings.threads if settings else None
         texts = Texts(sent.workload or "mixed", sent.bodies)
         known = profile(path, texts, workers=beside, threads=threads, progress=progress, seed=seed)
-    if bench is not None:
+    per_device = workers_per_device or (1 if known.device == "cuda" else declared.workers)
+    setup = Setup(declared.workers, declared.batch_size, declared.max_batch_delay, declared.queue, per_device)
+    lengths = sent.lengths(path, known, seed)
+    if measured is not None:
         with progress("simulating what was measured"):
-            points, notes = validate(known, bench, seed)
+            points, notes = validate(known, measured, setup, lengths, seed)
         show_validation(points, notes, console)
         _write(json_file, validation_json(points, notes))
         return
-    per_device = workers_per_device or (1 if known.device == "cuda" else declared.workers)
     planner = Planner(
         known,
-        sent.lengths(path, known, seed),
-        Setup(declared.workers, declared.batch_size, declared.max_batch_delay, declared.queue, per_device),
+        lengths,
+        setup,
         goal,
         devices_per_server or DEVICES[known.device],
         arrivals,

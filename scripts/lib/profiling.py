@@ -26,6 +26,7 @@ STALL = 2.0  # times the fitted time: something else was in the way
 POOL_REQUESTS, POOL_LISTS = 300, 60
 NEIGHBOUR_BATCH = 8  # requests of the batches that other workers run meanwhile
 NEIGHBOUR_PATIENCE_S = 300.0  # that they may take to load
+NEIGHBOUR_REST_S = 20.0  # that they may take to end their last batch
 
 Progress = Callable[[str], AbstractContextManager[None]]
 
@@ -119,6 +120,7 @@ def profile(
     """
     import torch
 
+    path = path.resolve()  # loading changes the directory
     on_gpu = torch.cuda.is_available()
     with ExitStack() as stack:
         with progress(f"loading {path.name}"):
@@ -219,10 +221,8 @@ def _fitted(timings: Sequence[Timing]) -> tuple[Rates, float]:
 def _neighbour(path: Path, bodies: Sequence[bytes], threads: int, on_gpu: bool) -> Iterator[None]:
     """Another worker that computes all the time."""
     context = multiprocessing.get_context("spawn")
-    ready = context.Event()
-    process = context.Process(
-        target=_compute_for_ever, args=(path.resolve(), list(bodies), threads, on_gpu, ready), daemon=True
-    )
+    ready, enough = context.Event(), context.Event()
+    process = context.Process(target=_compute, args=(path, list(bodies), threads, on_gpu, ready, enough), daemon=True)
     process.start()
     try:
         deadline = time.monotonic() + NEIGHBOUR_PATIENCE_S
@@ -231,15 +231,18 @@ def _neighbour(path: Path, bodies: Sequence[bytes], threads: int, on_gpu: bool) 
                 raise UserError("A second worker does not load beside the first.", "memory may be short; use fewer")
         yield
     finally:
+        enough.set()
+        process.join(NEIGHBOUR_REST_S)
         process.kill()
         process.join()
 
 
-def _compute_for_ever(path: Path, bodies: list[bytes], threads: int, on_gpu: bool, ready: Event) -> None:
+def _compute(path: Path, bodies: list[bytes], threads: int, on_gpu: bool, ready: Event, enough: Event) -> None:
+    """What another worker does until it is enough."""
     with loaded(path, gpu_id=0 if on_gpu else None) as running:
         worker = Worker(running)
         worker.handler.threads = type(worker.handler.threads)(threads)
         rng = random.Random("neighbour")
-        while True:
+        while not enough.is_set():
             worker.timed(rng.choices(bodies, k=NEIGHBOUR_BATCH))
             ready.set()

@@ -1,12 +1,12 @@
-"""The simulation beside a measurement: the points of a `batchserve bench` result, predicted from a profile."""
+"""The simulation beside a measurement: what `batchserve bench` measured, predicted from a profile."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from scripts.lib.costs import Profile, batch_seconds
+from scripts.lib.costs import Profile, Request, batch_seconds
 from scripts.lib.errors import UserError
 from scripts.lib.schedule import POISSON, steady
 from scripts.lib.simulation import ClosedLoop, OpenLoop, Setup, simulate
@@ -23,18 +23,20 @@ class _Lenient(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
+class _Spread(_Lenient):
+    median: float
+
+
 class BenchPoint(_Lenient):
-    """A measured point: `clients` of a closed loop, or `rate` (requests per second) of an open one."""
+    """A point of a benchmark: a closed loop on a server that the benchmark started."""
 
     workload: str
     dtype: str
     batch_size: int = Field(ge=1)
-    clients: int | None = Field(default=None, ge=1)
-    rate: float | None = Field(default=None, gt=0)
-    arrivals: str = POISSON
+    clients: int = Field(ge=1)
     p95_ms: float | None
     effective_batch_size: float | None
-    requests_per_s: dict[str, float] | float | None = None
+    requests_per_s: _Spread
 
 
 class BenchSettings(_Lenient):
@@ -47,28 +49,67 @@ class BenchSettings(_Lenient):
 
 
 class Bench(_Lenient):
-    """What is needed of a result of `batchserve bench --json`."""
+    """What is needed of a benchmark's result."""
 
     settings: BenchSettings
-    points: tuple[BenchPoint, ...]
+    points: tuple[BenchPoint, ...] = Field(min_length=1)
 
-    @classmethod
-    def read(cls, path: Path) -> "Bench":
-        """Read a result.
 
-        Raises:
-            UserError: the file can't be read, or is no such result.
-        """
-        hint = "batchserve bench --json FILE writes one"
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except OSError as error:
-            raise UserError(f"{path} can't be read: {error.strerror}", hint) from error
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise UserError(
-                f"{path} is no result of bench: {'.'.join(map(str, first['loc']))}: {first['msg']}", hint
-            ) from error
+class _Figures(_Lenient):
+    p95_ms: float | None
+    requests_per_s: float
+
+
+class _Batching(_Lenient):
+    effective_batch_size: float | None
+
+
+class LoadWindow(_Lenient):
+    """A window of a load on a running server; the label of a steady rate is `50/s`."""
+
+    label: str
+    open_loop: bool
+    clients: int = Field(ge=1)
+    due_per_s: float
+    part: bool = False
+    summary: _Figures
+    batching: _Batching | None
+
+    @property
+    def steady(self) -> bool:
+        """Whether it is one rate, or one number of clients, all the time."""
+        return not self.part and (not self.open_loop or self.label.endswith("/s"))
+
+
+class LoadSettings(_Lenient):
+    """Of a load."""
+
+    arrivals: str = POISSON
+
+
+class Load(_Lenient):
+    """What is needed of the result of a load on a running server, which does not tell how the server is set up."""
+
+    settings: LoadSettings
+    windows: tuple[LoadWindow, ...] = Field(min_length=1)
+
+
+def read(path: Path) -> Bench | Load:
+    """Read what `batchserve bench --json` wrote.
+
+    Raises:
+        UserError: the file can't be read, or is no such result.
+    """
+    hint = "batchserve bench --json FILE writes one"
+    try:
+        content = path.read_bytes()
+        return (Load if b'"windows"' in content else Bench).model_validate_json(content)
+    except OSError as error:
+        raise UserError(f"{path} can't be read: {error.strerror}", hint) from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{path} is no result of bench: {where}: {first['msg']}", hint) from error
 
 
 @dataclass(frozen=True)
@@ -101,16 +142,27 @@ class Validated:
     utilisation: float
 
 
-def validate(profile: Profile, bench: Bench, seed: int = 0) -> tuple[list[Validated], list[str]]:
+def validate(
+    profile: Profile, measured: Bench | Load, declared: Setup, requests: Sequence[Request], seed: int = 0
+) -> tuple[list[Validated], list[str]]:
     """Predict every point of a measurement that the profile speaks of.
+
+    Args:
+        profile: the costs.
+        measured: a benchmark, which tells its server's setup and texts, or a load, which does not.
+        declared: the setup of the server that was under the load.
+        requests: token lengths of the texts of each request of the load.
+        seed: of arrivals and order.
 
     Returns:
         The points, and what a reader must know to judge them.
 
     Raises:
-        UserError: no point is of the profile's dtype and a known workload.
+        UserError: there is no point of the profile's dtype and a known workload, or no steady window.
     """
-    settings = bench.settings
+    if isinstance(measured, Load):
+        return _load(profile, measured, declared, requests, seed)
+    settings = measured.settings
     notes = []
     if settings.threads not in (None, profile.threads):
         notes.append(f"measured with {settings.threads} threads per worker, profiled with {profile.threads}")
@@ -118,38 +170,73 @@ def validate(profile: Profile, bench: Bench, seed: int = 0) -> tuple[list[Valida
         notes.append(f"profiled with at most {len(profile.rates)} busy workers, measured with {settings.workers}")
     if settings.task != profile.task:
         notes.append(f"measured {settings.task}, profiled {profile.task}")
-    known = [p for p in bench.points if p.dtype == profile.dtype and p.workload in WORKLOADS and (p.clients or p.rate)]
-    if len(known) < len(bench.points):
-        notes.append(f"{len(bench.points) - len(known)} points left out: of another dtype than {profile.dtype}")
+    known = [point for point in measured.points if point.dtype == profile.dtype and point.workload in WORKLOADS]
+    if len(known) < len(measured.points):
+        notes.append(f"{len(measured.points) - len(known)} points left out: of another dtype than {profile.dtype}")
     if not known:
         raise UserError(f"No point of the measurement is of {profile.dtype}, as the profile is.")
-    return [_validated(profile, settings, point, seed) for point in known], notes
+    return [_point(profile, settings, point, seed) for point in known], notes
 
 
-def _validated(profile: Profile, settings: BenchSettings, point: BenchPoint, seed: int) -> Validated:
+def _point(profile: Profile, settings: BenchSettings, point: BenchPoint, seed: int) -> Validated:
     setup = Setup(
         workers=settings.workers,
         batch_size=point.batch_size,
         max_batch_delay=settings.max_batch_delay,
-        queue=max(QUEUE, 2 * (point.clients or 0), point.batch_size * settings.workers),
+        queue=max(QUEUE, 2 * point.clients, point.batch_size * settings.workers),
         workers_per_device=settings.workers,
     )
     subject = SUBJECTS.get(settings.task, SUBJECTS["embedding"])
     requests = request_lengths(point.workload, POOL, seed, per_list=subject.list_items, most=profile.max_tokens)
-    load: OpenLoop | ClosedLoop
-    if point.rate is not None:
-        load = OpenLoop(list(steady(point.rate, REQUESTS / point.rate, point.arrivals, seed).times()))
-        words = f"{point.rate:g}/s {point.arrivals}"
-    else:
-        load = ClosedLoop(point.clients or 1, REQUESTS, CLIENT_S)
-        words = f"{point.clients} clients"
+    return _predicted(
+        profile, setup, requests, ClosedLoop(point.clients, REQUESTS, CLIENT_S), seed,
+        f"{point.workload}, {point.clients} clients, batch size {point.batch_size}",
+        (point.p95_ms, point.effective_batch_size, point.requests_per_s.median),
+    )  # fmt: skip
+
+
+def _load(
+    profile: Profile, measured: Load, declared: Setup, requests: Sequence[Request], seed: int
+) -> tuple[list[Validated], list[str]]:
+    known = [window for window in measured.windows if window.steady]
+    if not known:
+        raise UserError("No window of the load is steady.", "measure with --rate or --clients")
+    notes = ["the server's setup is the declared one: the measurement does not tell it"]
+    if len(known) < len(measured.windows):
+        notes.append(f"{len(measured.windows) - len(known)} windows left out: their load changes")
+    return [_window(profile, window, measured.settings.arrivals, declared, requests, seed) for window in known], notes
+
+
+def _window(
+    profile: Profile, window: LoadWindow, arrivals: str, declared: Setup, requests: Sequence[Request], seed: int
+) -> Validated:
+    load: OpenLoop | ClosedLoop = ClosedLoop(window.clients, REQUESTS, CLIENT_S)
+    if window.open_loop:
+        rate = float(window.label.removesuffix("/s"))
+        load = OpenLoop(list(steady(rate, REQUESTS / rate, arrivals, seed).times()))
+    batch_size = window.batching.effective_batch_size if window.batching else None
+    return _predicted(
+        profile, replace(declared, queue=max(declared.queue, window.clients)), requests, load, seed, window.label,
+        (window.summary.p95_ms, batch_size, window.summary.requests_per_s),
+    )  # fmt: skip
+
+
+def _predicted(
+    profile: Profile,
+    setup: Setup,
+    requests: Sequence[Request],
+    load: OpenLoop | ClosedLoop,
+    seed: int,
+    words: str,
+    measured: tuple[float | None, float | None, float],
+) -> Validated:
     outcome = simulate(setup, batch_seconds(profile), requests, load, frontend_s=profile.frontend_s, seed=seed)
-    rate = point.requests_per_s
+    p95_ms, batch_size, rate = measured
     return Validated(
-        f"{point.workload}, {words}, batch size {point.batch_size}",
-        Compared(outcome.latency_ms(95), point.p95_ms),
-        Compared(outcome.batch_size, point.effective_batch_size),
-        Compared(outcome.requests_per_s, rate.get("median") if isinstance(rate, dict) else rate),
+        words,
+        Compared(outcome.latency_ms(95), p95_ms),
+        Compared(outcome.batch_size, batch_size),
+        Compared(outcome.requests_per_s, rate),
         outcome.utilisation,
     )
 

@@ -67,9 +67,10 @@ def test_a_profile_tells_what_ran(tiny_archive: Path) -> None:
     assert found.rates[0].seconds(4, 500) > 0
 
 
-def test_two_workers_are_measured_beside_each_other(tiny_archive: Path) -> None:
+def test_two_workers_are_measured_beside_each_other(tiny_archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tiny_archive.parent)
     children = set(psutil.Process().children())
-    found = profile(tiny_archive, Texts("short"), workers=2, progress=silent)
+    found = profile(Path(tiny_archive.name), Texts("short"), workers=2, progress=silent)
     assert len(found.rates) == 2
     left = set(psutil.Process().children()) - children
     assert not [child for child in left if "resource_tracker" not in " ".join(child.cmdline())]  # Python's own may stay
