@@ -66,8 +66,8 @@ def plan(
         Path | None,
         typer.Option(
             metavar="BENCH.json",
-            help="Instead of a load: predict what batchserve bench measured; a running server's setup is taken to be the "
-            "declared one.",
+            help="Instead of a load: predict what batchserve bench measured; a running server's setup is taken to be "
+            "the declared one.",
         ),
     ] = None,
     serving: Annotated[Path, typer.Option(help="The deployment.")] = DEFAULT_SERVING,
