@@ -3,18 +3,18 @@
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import normalizers
 from torch import Tensor
 
+from handlers import truncation
 from handlers.errors import RequestError
 from handlers.request import Pair
 
 CHUNK_CHARACTERS = 300_000  # tokenised in one call
 LONGEST_PROMPT = 1000  # characters of one whose tokens are remembered
-MOST_WINDOWS = 8  # that share a token: else the little room beside a long text makes windows without end
 
 
 class Source(NamedTuple):
@@ -30,9 +30,9 @@ class Source(NamedTuple):
     sequences: list[int | None]
     words: list[int | None]
 
-    def without(self, gaps: list[tuple[int, int]]) -> "Source":
+    def without(self, gaps: Sequence[truncation.Stretch]) -> "Source":
         """The source of the tokens outside these stretches."""
-        return Source(_without(self.offsets, gaps), _without(self.sequences, gaps), _without(self.words, gaps))
+        return Source(*(truncation.without(values, gaps) for values in self))
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Text:
         key: passed on to its encodings.
         cut: which text of a pair loses tokens: the longer one, or only the first or second.
         stride: instead of cutting, windows that overlap by this many tokens; of a pair, over the text named by `cut`.
-            They overlap by less where each would bring less than 1 / MOST_WINDOWS of the model's length.
+            They overlap by less where each would bring too little, see `truncation.windows`.
         sourced: whether its encodings tell where their tokens come from.
         options: passed on to its encodings, which share a forward pass all the same.
     """
@@ -87,7 +87,7 @@ class Text:
     truncate: bool = True
     param: str = "text"
     key: Hashable = None
-    cut: Literal["longest_first", "only_first", "only_second"] = "longest_first"
+    cut: truncation.Losing = "longest_first"
     stride: int | None = None
     sourced: bool = False
     options: Any = None
@@ -103,26 +103,6 @@ class Text:
         if isinstance(self.item, Pair):
             return self.prompt + self.item.text, self.item.text_pair
         return self.prompt + self.item if isinstance(self.item, str) else None
-
-
-def _without(values: list[Any], gaps: list[tuple[int, int]]) -> list[Any]:
-    """`values` but for these stretches, which are in order."""
-    kept: list[Any] = []
-    at = 0
-    for start, end in gaps:
-        kept += values[at:start]
-        at = max(at, end)
-    return kept + values[at:]
-
-
-def _longest_first(sizes: list[int], room: int) -> list[int]:
-    """Tokens that each text of a pair keeps: the longer one loses until both are equal."""
-    low, high = min(sizes), max(sizes)
-    high = low if low > room else max(low, room - low)
-    if low + high > room:
-        low = room // 2
-        high = low + room % 2
-    return [low, high] if sizes[0] <= sizes[1] else [high, low]
 
 
 def _chunks(texts: Sequence[Text]) -> Iterator[list[Text]]:
@@ -242,14 +222,17 @@ class Tokens:
                 code="too_long",
             )
         spans = self._spans(len(ids), text, encoding)
-        pieces = self._windows(spans, text) if text.stride is not None else self._cuts(spans, cut, text)
-        if isinstance(pieces, RequestError):
-            return pieces
+        pieces = self._gaps(spans, cut, text)
+        if pieces is None:
+            return RequestError(
+                f"the tokens of its other text alone leave no room within the model's limit of {self.max_tokens}.",
+                code="too_long",
+            )
         lost = 0 if text.stride is not None else cut
         return [
             Encoding(
-                _without(ids, gaps),
-                _without(type_ids, gaps),
+                truncation.without(ids, gaps),
+                truncation.without(type_ids, gaps),
                 lost,
                 min(skip, self.max_tokens - 1),
                 text.key,
@@ -261,7 +244,7 @@ class Tokens:
             for window, gaps in enumerate(pieces)
         ]
 
-    def _spans(self, length: int, text: Text, encoding: Any) -> list[tuple[int, int]]:
+    def _spans(self, length: int, text: Text, encoding: Any) -> list[truncation.Stretch]:
         """Where the tokens of the text, or of both of a pair, lie among the special ones."""
         if not isinstance(text.item, Pair):
             return [(len(self._prefix), length - len(self._suffix))]
@@ -272,41 +255,17 @@ class Tokens:
             spans.append((places[0], places[-1] + 1) if places else (0, 0))
         return spans
 
-    def _cuts(self, spans: list[tuple[int, int]], cut: int, text: Text) -> list[list[tuple[int, int]]] | RequestError:
-        """The stretches to leave out, as the tokenizers library's truncation strategies choose them."""
-        sizes = [end - start for start, end in spans]
-        if len(sizes) == 1:
-            kept = [sizes[0] - cut]
-        elif text.cut == "longest_first":
-            kept = _longest_first(sizes, sum(sizes) - cut)
-        else:
-            losing = 0 if text.cut == "only_first" else 1
-            kept = [size - cut if i == losing else size for i, size in enumerate(sizes)]
-        if min(kept) < 0 or (text.cut != "longest_first" and len(kept) == 2 and min(kept) == 0):
-            return self._no_room()
-        if self._left:
-            return [[(start, end - size) for (start, end), size in zip(spans, kept, strict=True)]]
-        return [[(start + size, end) for (start, end), size in zip(spans, kept, strict=True)]]
-
-    def _windows(self, spans: list[tuple[int, int]], text: Text) -> list[list[tuple[int, int]]] | RequestError:
-        """The stretches to leave out for each window, the windows being those of the tokenizers library."""
+    def _gaps(
+        self, spans: list[truncation.Stretch], surplus: int, text: Text
+    ) -> Sequence[Sequence[truncation.Stretch]] | None:
+        """The stretches to leave out: once, or for each window; None where the other text leaves no room."""
+        if text.stride is None:
+            gaps = truncation.cuts(spans, surplus, text.cut, left=self._left)
+            return None if gaps is None else [gaps]
         start, end = spans[-1] if text.cut == "only_second" else spans[0]
         rest = (sum(b - a for a, b in spans) - (end - start)) + self._special_tokens(len(spans))
         width = self.max_tokens - rest
-        step = max(width - (text.stride or 0), -(-self.max_tokens // MOST_WINDOWS))
-        if step > width:
-            return self._no_room()
-        last = max(0, -(-(end - start - width) // step))
-        spans = [(at, min(at + width, end)) for at in range(start, start + step * last + 1, step)]
-        if self._left:  # the tokenizer then counts windows from the end; the text's order is kept here
-            spans = [(max(start, at - width), at) for at in range(end - step * last, end + 1, step)]
-        return [[(start, first), (after, end)] for first, after in spans]
-
-    def _no_room(self) -> RequestError:
-        return RequestError(
-            f"the tokens of its other text alone leave no room within the model's limit of {self.max_tokens}.",
-            code="too_long",
-        )
+        return truncation.windows((start, end), width, text.stride, self.max_tokens, left=self._left)
 
     def _special_tokens(self, texts: int) -> int:
         return int(self._backend.num_special_tokens_to_add(texts == 2))
