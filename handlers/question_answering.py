@@ -112,7 +112,7 @@ class QuestionAnsweringHandler(TransformerHandler):
 
     def seconds(self, encodings: Sequence[Encoding]) -> float:
         """Predicted time of running these windows and of searching them."""
-        searching = sum(
+        searching: float = sum(
             len(encoding) * TOKEN_SECONDS + min(len(encoding), encoding.options) * LENGTH_SECONDS
             for encoding in encodings
         )
