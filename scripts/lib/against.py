@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from rich.console import Console
 
@@ -16,6 +17,7 @@ from scripts.lib.load import Target
 from scripts.lib.load_plan import plan, prepare_bodies
 from scripts.lib.load_report import LoadReport
 from scripts.lib.objective import Objective
+from scripts.lib.schedule import is_header
 from scripts.lib.subjects import SUBJECTS
 
 WARM_UP = 32
@@ -65,8 +67,6 @@ class Wanted:
         loads = plan(self.clients, self.rate, self.steps, self.trace, self.arrivals, self.duration_s, self.requests)
         url = check_url(self.url, "--against")
         self._check()
-        task = self.task or "embedding"
-        workload = self.workload or ("mixed" if "mixed" in SUBJECTS[task].workloads else SUBJECTS[task].workloads[0])
         headers = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
         target = Target(url, headers)
         if self.openai is not None:
@@ -74,14 +74,27 @@ class Wanted:
             target = Target(openai_api.endpoint(url, self.openai), headers | openai_api.HEADERS, reader=reader)
         return Drive(
             target,
-            prepare_bodies(loads, self.bodies, workload, task, self.openai, self.model),
+            prepare_bodies(loads, self.bodies, self._workload, self._task, self.openai, self.model),
             loads,
             WARM_UP if self.warm_up is None else self.warm_up,
             None if self.objective is None else Objective.parse(self.objective),
             None if self.metrics is None else check_url(self.metrics, "--metrics"),
         )
 
+    @property
+    def _task(self) -> str:
+        return self.task or "embedding"
+
+    @property
+    def _workload(self) -> str:
+        known = SUBJECTS[self._task].workloads
+        return self.workload or ("mixed" if "mixed" in known else known[0])
+
     def _check(self) -> None:
+        if self.token is not None and not is_header("Authorization", self.token):
+            raise UserError("--token holds what no key holds: line ends or control characters", hint="was it cut well?")
+        if self.token is not None and "@" in urlsplit(self.url).netloc:
+            raise UserError("--token and a password in the URL exclude each other", hint="give one of them")
         own = self.bodies is not None or self.trace is not None
         if self.openai is None and self.model is not None:
             raise UserError("--model says nothing about a running server", hint="its URL names the model")
@@ -91,7 +104,7 @@ class Wanted:
             raise UserError("--task says nothing about requests of a file or of OpenAI's API", hint="leave it out")
         if self.workload is not None and own:
             raise UserError("--workload says nothing about requests of a file", hint="leave it out")
-        known = SUBJECTS.get(self.task or "embedding")
+        known = SUBJECTS.get(self._task)
         if known is None:
             raise UserError(f"--task {self.task}: not known", hint=f"one of {', '.join(SUBJECTS)}")
         if self.workload is not None and self.workload not in known.workloads:
@@ -100,7 +113,7 @@ class Wanted:
     def described(self, drive: Drive) -> dict[str, Any]:
         """The settings that explain the figures; no key and no request among them."""
         own = self.trace or self.bodies
-        made = f"{self.workload or 'mixed'} texts for {self.task or self.openai or 'embedding'}"
+        made = f"{self._workload} texts for {self.openai or self._task}"
         found = {
             "server": shown_url(drive.target.url),
             "load": ", ".join(one.label for one in drive.loads),

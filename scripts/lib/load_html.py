@@ -66,12 +66,15 @@ def page(report: LoadReport) -> str:
 
 
 def latency_distribution(windows: Sequence[Window]) -> str:
-    """The share of requests answered within a time, for every window."""
+    """The share of the answered requests that were answered within a time, for every window."""
     series = [
         Series(window.label, [(latency, 100 * share) for latency, share in window.distribution]) for window in windows
     ]
     return lines(
-        "Latency distribution", series, Axis("milliseconds, logarithmic", log=True), Axis("% answered within", low=0)
+        "Latency distribution",
+        series,
+        Axis("milliseconds, logarithmic", log=True),
+        Axis("% of the answers within", low=0),
     )
 
 

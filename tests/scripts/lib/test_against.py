@@ -66,6 +66,8 @@ def test_bodies_of_a_file(tmp_path: Path) -> None:
         ({"task": "ranking"}, "--task ranking"),
         ({"workload": "short,mixed"}, "--workload short,mixed"),
         ({"objective": "fast"}, "no objective"),
+        ({"token": "a\nb"}, "--token holds"),
+        ({"token": "a", "url": "http://u:p@h/x"}, "exclude each other"),
     ],
 )
 def test_options_that_can_not_be(options: dict[str, Any], message: str) -> None:
@@ -80,9 +82,12 @@ def test_a_url_that_is_refused_does_not_show_its_password() -> None:
 
 
 def test_neither_key_nor_password_is_written_down() -> None:
-    asked = wanted(url="http://user:pw@h:8080/predictions/m?key=hidden", token="secret", rate="5", objective="p95<=1s")
+    asked = wanted(url=f"{URL}?key=hidden", token="secret", rate="5", objective="p95<=1s")
     described = asked.described(asked.drive())
     assert described["server"] == URL
     assert (described["load"], described["arrivals"], described["objective"]) == ("5/s", "poisson", "p95<=1s")
     assert described["requests"] == "1000 different ones, short texts for embedding"
-    assert not any(secret in str(described) for secret in ("secret", "pw", "hidden"))
+    assert not any(secret in str(described) for secret in ("secret", "hidden"))
+    asked = Wanted("http://user:pw@h:8080/predictions/m", task="reranking")
+    described = asked.described(asked.drive())
+    assert (described["server"], described["requests"]) == (URL, "100 different ones, lists texts for reranking")
