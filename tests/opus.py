@@ -48,6 +48,26 @@ def tokenizer_files(directory: Path, *, codes: tuple[str, ...] = CODES, **settin
     return directory
 
 
+def checkpoint(directory: Path, **settings: Any) -> Path:
+    """`tokenizer_files`, and a model of 1 + 1 layers with random weights."""
+    import torch
+    from transformers import MarianConfig, MarianMTModel
+
+    tokenizer_files(directory, **settings)
+    size = len(json.loads((directory / "vocab.json").read_text(encoding="utf-8")))
+    config = MarianConfig(
+        vocab_size=size, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, init_std=0.5,
+        decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=64,
+        pad_token_id=size - 1, eos_token_id=0, forced_eos_token_id=0, decoder_start_token_id=size - 1,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = MarianMTModel(config).eval()
+    model.generation_config.update(max_length=16, num_beams=2, no_repeat_ngram_size=2, bad_words_ids=[[size - 1]])
+    model.save_pretrained(directory)
+    return directory
+
+
 def hash_of(piece: str) -> int:
     """The same in every process."""
     return sum(index * ord(character) for index, character in enumerate(piece, 1))

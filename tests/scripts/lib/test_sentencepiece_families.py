@@ -81,7 +81,7 @@ def test_packages_that_are_absent_are_named(tmp_path: Path, monkeypatch: pytest.
     model.write_bytes(b"")
     monkeypatch.setattr(utils, "is_protobuf_available", lambda: False)
     monkeypatch.setattr(utils, "is_sentencepiece_available", lambda: True)
-    with pytest.raises(UserError, match="spiece.model can't be converted without protobuf") as refused:
+    with pytest.raises(UserError, match=r"spiece\.model can't be converted without protobuf") as refused:
         weights.tokenizer({"spiece.model": model}, tmp_path, tmp_path, trust_remote_code=False)
     assert "pip install protobuf" in str(refused.value.hint)
 
