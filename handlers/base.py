@@ -367,7 +367,7 @@ class TransformerHandler(BaseHandler):
             self.context.set_response_header(index, "X-Truncated-Tokens", str(usage.cut))
         return body
 
-    def _failure(self, step: str, error: Exception) -> ModelFailure:
+    def _failure(self, step: str, error: BaseException) -> ModelFailure:
         """An unexpected exception of one request: its place goes to the log, its message (which may quote) nowhere."""
         trace = "".join(traceback.format_tb(error.__traceback__))
         logger.error("%s (%s) failed on one request: %s\n%s", step, place(getattr(self, step)), reason(error), trace)

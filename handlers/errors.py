@@ -77,7 +77,7 @@ class HandlerFault(Exception):
     """A handler's method gave back what the pipeline cannot use. The message is logged: it quotes no request."""
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """What a log may say of an exception: others than ours may quote a client's text."""
     name = type(error).__name__
     return f"{name}: {error}" if isinstance(error, HandlerFault) else name
