@@ -61,11 +61,14 @@ def bench(
         str | None,
         typer.Option(
             help="short (5–25 tokens), mixed (one in ten 200–256), lists (32 mixed texts a request, or 64 pairs), "
-            "several with commas, or all that the task has (which it is if not given)."
+            "several with commas, or all that the task has (which it is if not given). One with --against: mixed."
         ),
     ] = None,
     clients: Annotated[
-        str | None, typer.Option(help="How many clients send at once, several with commas; by task if not given.")
+        str | None,
+        typer.Option(
+            help="How many clients send at once, several with commas; by task if not given, 1,8 with --against."
+        ),
     ] = None,
     dtype: Annotated[
         str | None,
