@@ -127,9 +127,7 @@ def admit(slots: Sequence[Slot], seconds: Callable[[Sequence[Encoding]], float],
             refused += 1
             continue
         together = spent + needed
-        if (
-            together > budget and needed < least
-        ):  # work that is shared costs less than its parts; planning it takes time
+        if together > budget and needed < least:  # what is shared costs less than its parts
             together = seconds([*taken, *slot.encodings])
         if together > budget:
             slot.error = Overloaded("The batch holds too much work beside this request; try again.")
