@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import typer
 import yaml
 from sentence_transformers import SentenceTransformer
+from typer.testing import CliRunner
 
-from scripts.lib import service
+from scripts.build import build
+from scripts.lib import archive, service
+from scripts.lib.archive import Archive
 from scripts.lib.service import Answer, Body
 
 
@@ -40,6 +44,8 @@ def _is_raw(body: Any) -> bool:
 
 
 SETTINGS = {"max_tokens": 48, "normalize": True, "pooling": "mean"}
+# Several threads only get into each other's way on models of this size; small micro-batches make a short warm-up
+SMALL = {"threads": 1, "max_batch_items": 32}
 MIXED = ["the cat", "", "a dog runs in the old house and eats " * 6, "hello world", "THE Cat", "ünïcödé ☃", "x"]
 
 
@@ -60,11 +66,14 @@ def assert_close(found: Any, expected: Any) -> None:
 
 
 Serve = Callable[..., Served]
+Build = Callable[..., Archive]
+APP = typer.Typer(pretty_exceptions_enable=False)
+APP.command()(build)
 
 
 @pytest.fixture(scope="package", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Several threads only get into each other's way on models of this size, ten times over on a busy machine."""
+    """For the oracles, as SMALL for the archives."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -77,7 +86,6 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Serve:
 
     `members` are files of the archive beside these: name → content.
     """
-    cwd, path = Path.cwd(), list(sys.path)
 
     def make(
         model: Path,
@@ -102,14 +110,41 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Serve:
         }
         (directory / "MAR-INF").mkdir()
         (directory / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
-        config = {"responseTimeout": response_timeout, "handler": {"task": handler.rpartition(".")[2], **settings}}
+        own = {"task": handler.rpartition(".")[2], **SMALL, **settings}
+        config = {"responseTimeout": response_timeout, "handler": own}
         (directory / "model-config.yaml").write_text(yaml.safe_dump(config))
-        try:
-            return Served(directory)
-        finally:
-            os.chdir(cwd)
-            sys.path[:] = path
-            torch.set_num_threads(1)
+        return loaded(directory)
+
+    return make
+
+
+def loaded(directory: Path) -> Served:
+    """An extracted archive, loaded; what that changes in the process is put back."""
+    cwd, path = Path.cwd(), list(sys.path)
+    try:
+        return Served(directory)
+    finally:
+        os.chdir(cwd)
+        sys.path[:] = path
+        torch.set_num_threads(1)
+
+
+@pytest.fixture
+def build_archive(tmp_path: Path, unverified: None) -> Build:
+    """build_archive(model directory, *options) → the archive that `batchserve build` makes of it.
+
+    It answers its own sample: that is tried in this process; one in a clean process takes ten seconds.
+    """
+
+    def make(model: Path, *options: str) -> Archive:
+        arguments = [str(model), "--name", "m", "--store", str(tmp_path / "store"), *options]
+        result = CliRunner().invoke(APP, [*arguments, "--threads", "1"], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        archive.extract(tmp_path / "store" / "m.mar", tmp_path / "extracted")
+        served = loaded(tmp_path / "extracted")
+        (answer,) = served.ask(served.handler.sample())
+        assert answer.status == 200, answer.body
+        return archive.read(tmp_path / "store" / "m.mar")
 
     return make
 

@@ -6,17 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import pipeline
-from typer.testing import CliRunner
 
 from handlers.base import ENVELOPE_BYTES
-from scripts.build import build
-from scripts.lib import archive
 from scripts.lib.service import Body
-from tests.contract.conftest import Serve, Served
+from tests.contract.conftest import Build, Serve, Served
 from tests.families import family
 
 HANDLER = "handlers.classification"
@@ -27,8 +23,6 @@ ITEMS: list[Any] = [
     "the cat", "", LONG, "ünïcödé ☃", {"text": "The Cat", "text_pair": "sleeps here"}, {"text": "x", "text_pair": ""},
     {"text": LONG, "text_pair": "a dog"}, {"text": "the house"},
 ]  # fmt: skip
-APP = typer.Typer(pretty_exceptions_enable=False)
-APP.command()(build)
 
 
 def classifier(directory: Path, name: str = "bert", **options: Any) -> Path:
@@ -230,7 +224,5 @@ def test_the_card_tells_labels_and_function(served: Served) -> None:
     assert (card["labels"], card["function_to_apply"]) == (LABELS, "softmax")
 
 
-def test_a_build_finds_the_task_and_the_archive_answers(model: Path, tmp_path: Path) -> None:
-    result = CliRunner().invoke(APP, [str(model), "--name", "judge", "--store", str(tmp_path)])
-    assert result.exit_code == 0, result.output
-    assert archive.read(tmp_path / "judge.mar").handler == HANDLER
+def test_a_build_finds_the_task_and_the_archive_answers(model: Path, build_archive: Build) -> None:
+    assert build_archive(model).handler == HANDLER

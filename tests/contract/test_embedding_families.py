@@ -67,21 +67,19 @@ def test_a_family(serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.parametrize("name", DECODERS)
-@pytest.mark.parametrize("attention", ["packed", "padded"])
-def test_padding_on_the_left_and_on_the_right_are_one(serve: Serve, tmp_path: Path, name: str, attention: str) -> None:
+def test_padding_on_the_left_and_on_the_right_are_one(serve: Serve, tmp_path: Path, name: str) -> None:
     """The library pads decoders on the left; here padding, where there is any, lies behind the text."""
     oracle = sentence_transformer(tmp_path / "model", name, "lasttoken")
     assert oracle.tokenizer.padding_side == "left"
     if name == "qwen3":  # its embedding checkpoints append an end, which is what is pooled
         assert len({row[-1] for row in oracle.tokenizer(TEXTS)["input_ids"]}) == 1
-    served = served_as_built(serve, tmp_path / "model", attention=attention)
+    served = served_as_built(serve, tmp_path / "model", attention="padded")
     assert_close(vectors(served.ask({"texts": TEXTS})[0]), oracle.encode(TEXTS))
 
 
-@pytest.mark.parametrize("attention", ["auto", "padded"])
-def test_windows_shorter_than_the_texts(serve: Serve, tmp_path: Path, attention: str) -> None:
+def test_windows_shorter_than_the_texts(serve: Serve, tmp_path: Path) -> None:
     oracle = sentence_transformer(tmp_path / "model", "modernbert", "cls")
     window = oracle[0].config.sliding_window
     assert window * 2 < max(len(row) for row in oracle.tokenizer(TEXTS)["input_ids"])
-    served = served_as_built(serve, tmp_path / "model", attention=attention)
+    served = served_as_built(serve, tmp_path / "model")
     assert_close(vectors(served.ask({"texts": TEXTS})[0]), oracle.encode(TEXTS))

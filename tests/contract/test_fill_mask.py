@@ -7,16 +7,14 @@ from typing import Any
 
 import pytest
 import transformers
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from handlers.model import Model
 from handlers.request import Request
-from scripts.build import build
 from scripts.lib import archive
-from tests.contract.conftest import Serve, Served
+from tests.contract.conftest import APP, Serve, Served
 from tests.corpus import SENTENCES
 from tests.families import family
 
@@ -209,10 +207,9 @@ def test_the_card_names_the_mask(served: Served, pipeline: Any) -> None:
 
 
 def test_a_build_finds_the_task_and_verifies(tmp_path: Path, directory: Path) -> None:
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(build)
+    """In a clean process: the other tasks' archives are tried in the tests' own."""
     arguments = [str(directory), "--name", "mlm", "--store", str(tmp_path)]
-    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    result = CliRunner().invoke(APP, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert "verified" in result.output
     found = archive.read(tmp_path / "mlm.mar")

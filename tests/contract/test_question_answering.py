@@ -12,17 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
-from typer.testing import CliRunner
 
 from handlers import question_answering
-from scripts.build import build
-from scripts.lib import archive
 from scripts.lib.service import Body
-from tests.contract.conftest import Serve, Served
+from tests.contract.conftest import Build, Serve, Served
 from tests.corpus import ENGLISH
 from tests.families import family
 
@@ -36,8 +32,6 @@ ITEMS = [
     {"question": ENGLISH[33], "context": " ".join(ENGLISH[20:26])},
     {"question": "x", "context": "y"},
 ]
-APP = typer.Typer(pretty_exceptions_enable=False)
-APP.command()(build)
 
 
 @dataclass
@@ -298,10 +292,8 @@ def test_neither_company_nor_order_changes_an_answer(
         assert found.keys() == expected.keys() or min(found.values()) == pytest.approx(min(expected.values()), abs=1e-5)
 
 
-def test_a_build_finds_the_task_and_verifies(tmp_path: Path, model: Path) -> None:
-    result = CliRunner().invoke(APP, [str(model), "--name", "qa", "--store", str(tmp_path)], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    found = archive.read(tmp_path / "qa.mar")
+def test_a_build_finds_the_task_and_the_archive_answers(model: Path, build_archive: Build) -> None:
+    found = build_archive(model)
     assert (found.handler, found.settings["task"], found.settings["max_tokens"]) == (HANDLER, "question_answering", 64)
 
 

@@ -7,27 +7,22 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import CrossEncoder
-from typer.testing import CliRunner
 
 from handlers.base import ENVELOPE_BYTES
 from handlers.request import Request
 from handlers.scores import Candidates
 from handlers.serialise import dumps
-from scripts.build import build
-from scripts.lib import archive, checkpoint, tree
-from tests.contract.conftest import Serve, Served, assert_close
+from scripts.lib import checkpoint, tree
+from tests.contract.conftest import Build, Serve, Served, assert_close
 from tests.families import family
 
 HANDLER = "handlers.reranking"
 SETTINGS = {"max_tokens": 32, "activation": "Sigmoid"}
 QUERY = "where does the cat sleep"
 DOCUMENTS = ["the cat", "", "a dog runs in the old house and eats " * 6, "ünïcödé ☃", "The Cat sleeps", "the cat"]
-APP = typer.Typer(pretty_exceptions_enable=False)
-APP.command()(build)
 
 
 def reranker(directory: Path, name: str = "bert", labels: tuple[str, ...] = ("LABEL_0",), **config: Any) -> Path:
@@ -71,9 +66,7 @@ def assert_ranks_as(answer: Any, oracle: CrossEncoder, query: str, documents: li
     assert_close(by_index(answer.json()["ranking"]), expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "packed"), [("xlm-roberta", True), ("distilbert", True), ("deberta-v2", False), ("qwen3", False)]
-)
+@pytest.mark.parametrize(("name", "packed"), [("xlm-roberta", True), ("deberta-v2", False), ("qwen3", False)])
 def test_families_equal_cross_encoder(serve: Serve, tmp_path: Path, name: str, packed: bool) -> None:
     model = reranker(tmp_path / "model", name)
     served = serve(model, handler=HANDLER, **SETTINGS)
@@ -314,9 +307,7 @@ def test_modular_saves(serve: Serve, tmp_path: Path) -> None:
     assert (both.status, both.json()["param"]) == (400, "prompt")
 
 
-def test_a_build_finds_the_task_and_the_archive_answers(model: Path, tmp_path: Path) -> None:
-    result = CliRunner().invoke(APP, [str(model), "--name", "ranker", "--store", str(tmp_path)])
-    assert result.exit_code == 0, result.output
-    whole = archive.read(tmp_path / "ranker.mar")
+def test_a_build_finds_the_task_and_the_archive_answers(model: Path, build_archive: Build) -> None:
+    whole = build_archive(model)
     assert whole.handler == HANDLER
     assert whole.settings["activation"] == "Sigmoid"

@@ -7,17 +7,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.pipelines.token_classification import AggregationStrategy
-from typer.testing import CliRunner
 
 from handlers import token_classification
 from handlers.entities import STRATEGIES
-from scripts.build import build
-from scripts.lib import archive
-from tests.contract.conftest import Serve, Served
+from tests.contract.conftest import Build, Serve, Served
 from tests.corpus import SENTENCES
 from tests.families import family
 
@@ -78,7 +74,7 @@ def test_families_equal_the_pipeline(serve: Serve, tmp_path: Path, name: str, at
             assert_same(found[-1], pipeline(LONG, aggregation_strategy=strategy, stride=5))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(st.text("ab TheMary.☃é,-", max_size=200), st.sampled_from(STRATEGIES[1:]), st.integers(0, 12))
 def test_any_text_and_stride_equal_the_pipeline(
     served: Served, pipeline: Any, text: str, strategy: str, stride: int
@@ -184,14 +180,8 @@ def test_the_card_names_the_labels(served: Served) -> None:
     assert served.handler.card()["labels"] == LABELS
 
 
-def test_a_build_finds_the_task_and_verifies(tmp_path: Path, directory: Path) -> None:
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(build)
-    arguments = [str(directory), "--name", "ner", "--store", str(tmp_path)]
-    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    assert "verified" in result.output
-    found = archive.read(tmp_path / "ner.mar")
+def test_a_build_finds_the_task_and_the_archive_answers(directory: Path, build_archive: Build) -> None:
+    found = build_archive(directory)
     assert found.handler == "handlers.token_classification"
     assert (found.settings["task"], found.settings["max_tokens"]) == ("token_classification", MOST)
 
