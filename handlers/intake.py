@@ -1,7 +1,8 @@
 """What a batch takes on: the sizes of texts, their tokenising within its time, and the work that fits into it."""
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from handlers.errors import HandlerFault, Overloaded, RequestError, TooLarge
 from handlers.request import Request
@@ -113,7 +114,8 @@ def admit(slots: Sequence[Slot], seconds: Callable[[Sequence[Encoding]], float],
     if seconds([encoding for slot, _ in waiting for encoding in slot.encodings]) <= budget:
         return 0
     taken: list[Encoding] = []
-    refused, spent, least = 0, 0.0, float("inf")
+    refused, spent = 0, 0.0
+    least: dict[frozenset[Hashable], float] = {}  # seconds of what was refused, by the keys that it could have shared
     for slot, request in waiting:
         needed = seconds(slot.encodings)
         if needed > most:
@@ -127,11 +129,13 @@ def admit(slots: Sequence[Slot], seconds: Callable[[Sequence[Encoding]], float],
             refused += 1
             continue
         together = spent + needed
-        if together > budget and needed < least:  # what is shared costs less than its parts
+        keys = frozenset(encoding.key for encoding in slot.encodings)
+        if together > budget and needed < least.get(keys, math.inf):  # what is shared costs less than its parts
             together = seconds([*taken, *slot.encodings])
         if together > budget:
             slot.error = Overloaded("The batch holds too much work beside this request; try again.")
-            refused, least = refused + 1, min(least, needed)
+            refused += 1
+            least[keys] = min(needed, least.get(keys, math.inf))
         else:
             taken += slot.encodings
             spent = together

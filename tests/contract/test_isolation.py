@@ -26,7 +26,7 @@ def test_too_much_work_is_refused_before_it_is_begun(serve: Serve, tiny_model: P
     )
     assert small.status == 200
     assert (large.status, large.json()["code"]) == (413, "too_much_work")
-    assert "at most about 17 texts" in large.json()["message"]
+    assert "at most about 70 like these" in large.json()["message"]
     assert (crowded.status, crowded.headers["Retry-After"]) == (503, "1")
 
 

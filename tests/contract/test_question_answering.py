@@ -242,7 +242,7 @@ BAD = [
     ({**GOOD, "doc_stride": LENGTH}, "invalid_value", "doc_stride"),
     ({**GOOD, "handle_impossible_answer": "no"}, "invalid_type", "handle_impossible_answer"),
     ({**GOOD, "topk": 3}, "unknown_option", "topk"),
-    ({"instances": [GOOD, {"question": LONG, "context": "a"}]}, "too_long", "instances[1]"),
+    ({"instances": [GOOD, {"question": LONG, "context": "a"}]}, "too_long", "instances[1].context"),
 ]
 
 
