@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -276,7 +277,7 @@ def test_no_text_in_any_log(server: TorchServe) -> None:
 @pytest.mark.skipif(not STSB.is_file(), reason="BATCHSERVE_STSB names no stsb-en-dev.csv")
 def test_quality_on_the_sts_benchmark(server: TorchServe, oracle: SentenceTransformer) -> None:
     with STSB.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.reader(file))
+        rows = random.Random(0).sample(list(csv.reader(file)), 400)
     texts = sorted({text for row in rows for text in row[:2]})
     chunks = [texts[i : i + 16] for i in range(0, len(texts), 16)]
     with ThreadPoolExecutor(32) as pool:
