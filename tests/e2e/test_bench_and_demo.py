@@ -59,7 +59,7 @@ def wait_for(process: subprocess.Popen[str], words: str) -> str:
 
 def write_serving(directory: Path) -> Path:
     path = directory / "serving.yaml"
-    model = {"archive": "minilm.mar", "version": "1.0", "workers": 2, "batch_size": 32, "max_batch_delay": 2}
+    model = {"archive": "minilm.mar", "version": "1.0", "workers": 1, "batch_size": 32, "max_batch_delay": 2}
     mapping = serving_mapping(Path("store"), {"minilm": model})
     with path.open("w") as file:
         YAML().dump(mapping, file)
@@ -70,7 +70,8 @@ def write_serving(directory: Path) -> Path:
 def test_a_small_benchmark(tmp_path: Path, tiny_model: Path) -> None:
     pytest.importorskip("sentence_transformers")
     words = ["bench", "--model", str(tiny_model), "--workload", "short", "--clients", "1,4", "--requests", "40"]
-    with start(tmp_path, *words, "--rounds", "1", "--json", "out.json") as process:
+    words += ["--rounds", "1", "--workers", "1", "--threads", "1"]
+    with start(tmp_path, *words, "--json", "out.json") as process:
         output = process.communicate()[0]
     assert process.returncode == 0, output
     document = json.loads((tmp_path / "out.json").read_bytes())
@@ -95,6 +96,7 @@ def test_a_small_benchmark(tmp_path: Path, tiny_model: Path) -> None:
 def test_a_benchmark_that_is_interrupted_leaves_nothing(tmp_path: Path, tiny_model: Path, number: int) -> None:
     pytest.importorskip("sentence_transformers")
     words = ["bench", "--model", str(tiny_model), "--workload", "short", "--clients", "4", "--duration", "60"]
+    words += ["--workers", "1"]
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     with pytest.MonkeyPatch.context() as patch:
