@@ -8,9 +8,10 @@ import json
 import os
 import struct
 import sys
+import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,18 +82,38 @@ def load(directory: Path, *, gpu_id: int | None = None, batch_size: int = 32, me
     return service
 
 
-def predict(service: Any, bodies: Sequence[Body | Sequence[Body]]) -> list[Answer]:
+def predict(service: Any, bodies: Sequence[Body | Sequence[Body]], *, seconds: float = 300.0) -> list[Answer]:
     """Send requests as one batch and decode what would go over the wire.
+
+    A handler of TorchServe's `continuousBatching` mode is called until every request has its last piece, as the
+    frontend calls it; the pieces of an answer are put together.
 
     Args:
         service: from `load`.
         bodies: one per request; a sequence of bodies is a form of several fields.
+        seconds: the most that all calls together may take.
 
     Returns:
         One answer per request, in order.
+
+    Raises:
+        TimeoutError: not all requests were answered in time.
     """
     batch = [_request(body if isinstance(body, Sequence) else [body]) for body in bodies]
-    return _answers(bytes(service.predict(batch)))
+    ids = [request["requestId"].decode() for request in batch]
+    found: dict[str, Answer] = {}
+    pieces: dict[str, list[bytes]] = {id: [] for id in ids}
+    deadline = time.monotonic() + seconds
+    while len(found) < len(ids):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{len(ids) - len(found)} of {len(ids)} requests are unanswered after {seconds:g} s")
+        for id, answer in answers(bytes(service.predict(batch))):
+            pieces[id].append(answer.body)
+            if answer.headers.get("ts_stream_next") != "true":
+                found[id] = replace(answer, body=b"".join(pieces[id]))
+        # after its first call a request comes without its body
+        batch = [{"requestId": id.encode(), "headers": [], "parameters": []} for id in ids if id not in found]
+    return [found[id] for id in ids]
 
 
 def _request(parts: Sequence[Body]) -> dict[str, Any]:
@@ -122,8 +143,8 @@ def _decoded(part: Body) -> Any:
     return bytearray(part.data)
 
 
-def _answers(message: bytes) -> list[Answer]:
-    """Take apart what `create_predict_response` put together."""
+def answers(message: bytes) -> list[tuple[str, Answer]]:
+    """Take apart what `create_predict_response` put together: each answer with its request's id."""
     at = 0
 
     def integer() -> int:
@@ -138,17 +159,19 @@ def _answers(message: bytes) -> list[Answer]:
         return message[at - size : at]
 
     code, text = integer(), chunk().decode()
-    answers = []
+    found = []
     while at < len(message):
         size = integer()
         if size == -1:
             break
-        at += size  # the request's id
+        at += size
+        id = message[at - size : at].decode()
         content_type = chunk().decode() or None
         status, phrase = integer(), chunk().decode()
         headers = {chunk().decode(): chunk().decode() for _ in range(integer())}
-        answers.append(Answer(status, phrase or (text if status == code else ""), content_type, headers, chunk()))
-    return answers
+        answer = Answer(status, phrase or (text if status == code else ""), content_type, headers, chunk())
+        found.append((id, answer))
+    return found
 
 
 def _forget_checkout() -> None:
@@ -169,10 +192,10 @@ def _smoke(directory: Path) -> dict[str, Any]:
         place = getattr(module, "__file__", None)
         if name.split(".")[0] == "handlers" and place and not Path(place).resolve().is_relative_to(directory.resolve()):
             raise RuntimeError(f"{name} was not loaded from the archive")
-    answer = predict(service, [Body(b'{"text": "hello"}')])[0]
+    handler = getattr(service._entry_point, "__self__", None)  # Service has no public way to it
+    answer = predict(service, [Body(getattr(handler, "probe", b'{"text": "hello"}'))])[0]
     if answer.status != 200:
         raise RuntimeError(f"one text got {answer.status}: {answer.body.decode(errors='replace')[:500]}")
-    handler = getattr(service._entry_point, "__self__", None)  # Service has no public way to it
     card = handler.card() if handler is not None and hasattr(handler, "card") else {}
     return {"ok": True, "bytes": len(answer.body), "card": card}
 
