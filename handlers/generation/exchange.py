@@ -103,7 +103,7 @@ class Exchange:
         self.first: float | None = None
         self._choices = list(choices)
         self._told: set[int] = set()  # choices whose end the stream has told
-        self._begun = False
+        self._begun = self._ended = False
         self._max_bytes = max_bytes
 
     @property
@@ -134,7 +134,10 @@ class Exchange:
         return self._choices[index].finish is not None
 
     def events(self) -> bytes:
-        """A stream's new events; its end once it is done."""
+        """A stream's new events; its end once it is done, and nothing after it."""
+        if self._ended:
+            return b""
+        self._ended = self.done
         if self.error is not None:
             return self.writer.failure(self.error)
         out = []

@@ -17,7 +17,7 @@ from handlers.generation.engine import Engine, Sequence
 from handlers.generation.exchange import Choice, Exchange
 from handlers.generation.mailbox import MailboxHandler, Reply
 from handlers.generation.prompts import Prompts
-from handlers.generation.requests import MODELS, Generation
+from handlers.generation.requests import DESCRIBE, MODELS, Generation
 from handlers.generation.responses import Writer
 from handlers.generation.settings import GenerationConfig
 from handlers.threads import Threads
@@ -52,7 +52,7 @@ class GenerationHandler(MailboxHandler):
         self.metrics.count("batchserve_requests_total")
         route = decoding.route_of(headers)
         requests.check_route(route)
-        if headers.get("describe") == "True" and not row:
+        if route == DESCRIBE or (headers.get("describe") == "True" and not row):
             return Reply(protocol.dumps({**self.card(), "stats": vars(self.engine.stats())}))
         if route == MODELS or route.startswith(f"{MODELS}/"):
             return self._models(route)
@@ -74,7 +74,6 @@ class GenerationHandler(MailboxHandler):
                 running.discard(index)
                 if output.finish is None:  # a stop string, of which the engine knows nothing
                     self.engine.cancel(output.id)
-        self.metrics.show(self.engine.stats())
 
     def abandon(self, id: str) -> None:
         """See MailboxHandler.abandon."""
@@ -87,6 +86,10 @@ class GenerationHandler(MailboxHandler):
         self.metrics.count("batchserve_generated_tokens_total", exchange.tokens)
         if exchange.first is not None and exchange.tokens > 1:
             self.metrics.observe(PER_TOKEN, (time.monotonic() - exchange.first) / (exchange.tokens - 1))
+
+    def look(self) -> None:
+        """See MailboxHandler.look."""
+        self.metrics.show(self.engine.stats())
 
     def card(self) -> dict[str, Any]:
         """What is served, for `GET /models/NAME?customized=true` and the log."""

@@ -6,7 +6,8 @@ two calls; each call answers some of them. So `handle` waits a moment for news a
 
 - `context.request_ids` maps a row to its request; an id that is no longer there belongs to a client that left.
 - A row that is taken out of it stays open and gets nothing this time. An answer with the header `ts_stream_next: true`
-  is a piece of one; `false` is its end; without the header an answer is whole and has its own status.
+  is a piece of one; `false` is its end, which must not be the first piece; without the header an answer is whole and
+  has its own status.
 - That a client left is noticed only when something is sent to it. So a request that has been quiet for a second gets an
   empty piece, whose head says 200: an error that comes later is told in the body.
 - While no client is left, `handle` is not called at all: a thread drops what no call has renewed.
@@ -55,12 +56,14 @@ class _Open:
         openai: whether errors are answered in OpenAI's form.
         head: whether its status and headers have been sent.
         sent: when something was last sent.
+        dropped: whether it was given up because no call came.
     """
 
     admission: "Future[Exchange | Reply]"
     openai: bool
     head: bool = False
     sent: float = field(default_factory=time.monotonic)
+    dropped: bool = False
 
     @property
     def exchange(self) -> Exchange | None:
@@ -89,13 +92,12 @@ class MailboxHandler(BaseHandler):
         self.slots = int(context.system_properties.get("batch_size") or 1)
         self.metrics = GenerationMetrics(context.metrics, MetricTypes, context.model_name)
         self._open: dict[str, _Open] = {}
-        self._dropped: set[str] = set()
         self._lock = threading.Lock()
         self._renewed = time.monotonic()
         # One thread: requests are admitted in the order in which they come. Tokenising a long one holds up no stream.
         self._admissions = ThreadPoolExecutor(1, "admission")
         self.setup(context)
-        threading.Thread(target=self._drop_for_ever, name="lease", daemon=True).start()
+        threading.Thread(target=self._watch_for_ever, name="watch", daemon=True).start()
         self.initialized = True
         logger.info("Ready: %s", self.card())
 
@@ -133,6 +135,10 @@ class MailboxHandler(BaseHandler):
         """Free what a request holds; it may be done already."""
 
     @abstractmethod
+    def look(self) -> None:
+        """Bring the gauges up to date; called now and then, also while there is no call."""
+
+    @abstractmethod
     def card(self) -> dict[str, Any]:
         """What is served, for `GET /models/NAME?customized=true` and the log."""
 
@@ -143,7 +149,6 @@ class MailboxHandler(BaseHandler):
         present = set(ids.values())
         for id in self._open.keys() - present:
             self._forget(id, cancelled=True)
-        self._dropped &= present
         new = [self._take(index, id, data[index]) for index, id in ids.items() if id not in self._open]
         if new:
             wait(new, ROUND)
@@ -164,17 +169,13 @@ class MailboxHandler(BaseHandler):
     def _take(self, index: int, id: str, row: Mapping[str, Any]) -> "Future[Exchange | Reply]":
         headers = decoding.Headers(self.context.get_all_request_header(index) or {})
         route = decoding.route_of(headers)
-        if id in self._dropped:
-            future: Future[Exchange | Reply] = Future()
-            future.set_exception(EngineFailure("The server had no moment for this request; try again.", code="dropped"))
-        else:
-            future = self._admissions.submit(self.admit, id, row, headers)
+        future = self._admissions.submit(self.admit, id, row, headers)
         self._open[id] = _Open(future, openai=route.startswith("v1/"))
         return future
 
     def _forget(self, id: str, *, cancelled: bool) -> None:
         entry = self._open.pop(id)
-        if cancelled:
+        if cancelled and not entry.dropped:
             self.metrics.count("batchserve_cancelled_total")
         # now, or as soon as the admission is through
         entry.admission.add_done_callback(lambda _: self.abandon(id))
@@ -202,7 +203,9 @@ class MailboxHandler(BaseHandler):
             context.set_response_content_type(index, "text/event-stream; charset=utf-8")
             context.set_response_header(index, "Cache-Control", "no-cache")
         if entry.head or found.stream or not found.done:
-            context.set_response_header(index, _NEXT, "false" if found.done else "true")
+            # the frontend sends the head with the first piece, and with a piece that is the last it sends none: an
+            # answer that is ready at once is sent as a piece, and ends with an empty one in the next call
+            context.set_response_header(index, _NEXT, "false" if found.done and entry.head else "true")
             entry.head = True
         entry.sent = now
         return body
@@ -235,12 +238,26 @@ class MailboxHandler(BaseHandler):
 
     # When no call comes
 
-    def _drop_for_ever(self) -> None:
+    def _watch_for_ever(self) -> None:
         while True:
             time.sleep(LEASE / 8)
             with self._lock:
-                if self._open and time.monotonic() - self._renewed > LEASE:
-                    for id in list(self._open):
-                        self._forget(id, cancelled=True)
-                        self._dropped.add(id)
-                    self.metrics.emit()
+                self.look()
+                if time.monotonic() - self._renewed > LEASE:
+                    for id, entry in self._open.items():
+                        self._drop(id, entry)
+                self.metrics.emit()
+
+    def _drop(self, id: str, entry: _Open) -> None:
+        """Free what a request holds. Should a call come for it after all, it is told."""
+        if entry.dropped:
+            return
+        entry.dropped = True
+        self.metrics.count("batchserve_cancelled_total")
+
+        def drop(_: Any) -> None:
+            if entry.exchange is not None:
+                entry.exchange.error = EngineFailure("No moment was found for this request; try again.", code="dropped")
+            self.abandon(id)
+
+        entry.admission.add_done_callback(drop)

@@ -4,6 +4,7 @@ Counters are handed over as those of the other handlers are. Gauges say how thin
 counters with the dimension `le`, as for the other handlers.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ BUCKETS: Mapping[str, Sequence[float]] = {
     "batchserve_time_to_first_token_seconds": (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
     "batchserve_time_per_token_seconds": (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1),
 }
+SECONDS = 1.0  # between two looks at the gauges
 GAUGES = ("batchserve_running", "batchserve_waiting", "batchserve_cache_used_ratio")
 
 
@@ -49,6 +51,7 @@ class GenerationMetrics(Metrics):
             if cache is not None
         }
         self._shown: dict[str, float] = {}
+        self._next = 0.0
         self._before = Stats()
 
     def error(self, code: str) -> None:
@@ -71,6 +74,10 @@ class GenerationMetrics(Metrics):
         self.count("batchserve_preemptions_total", stats.preemptions - before.preemptions)
         self.count("batchserve_engine_rebuilds_total", stats.rebuilds - before.rebuilds)
         used = stats.used_blocks / stats.blocks if stats.blocks else 0.0
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + SECONDS
         values = (stats.running, stats.waiting, round(used, 4))
         for name, value in zip(GAUGES, values, strict=True):
             if self._shown.get(name) != value and name in self._gauges:

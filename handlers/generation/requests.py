@@ -17,6 +17,7 @@ from handlers.generation.engine import Sampling
 from handlers.generation.parameters import Check, boolean, integer, number, string
 
 CHAT, COMPLETIONS, MODELS = "v1/chat/completions", "v1/completions", "v1/models"
+DESCRIBE = "describe"  # what is served and how it stands
 MAX_SEQUENCES = 128  # of one request: prompts × n
 MAX_MESSAGES = 4096
 ROLES = ("system", "developer", "user", "assistant")
@@ -116,8 +117,10 @@ def check_route(route: str) -> None:
     Raises:
         UnknownRoute: with the paths that there are.
     """
-    if route not in ("", CHAT, COMPLETIONS, MODELS) and not route.startswith(f"{MODELS}/"):
-        raise UnknownRoute(f"There is no route {shown(route)}; there are {CHAT}, {COMPLETIONS} and {MODELS}.")
+    if route not in ("", CHAT, COMPLETIONS, MODELS, DESCRIBE) and not route.startswith(f"{MODELS}/"):
+        raise UnknownRoute(
+            f"There is no route {shown(route)}; there are {CHAT}, {COMPLETIONS}, {MODELS} and {DESCRIBE}."
+        )
 
 
 def parse(call: Call, vocabulary: int) -> Generation:

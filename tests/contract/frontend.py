@@ -52,6 +52,8 @@ class Frontend:
             self.pieces[id].append(answer)
             if answer.headers.get("ts_stream_next") == "true":
                 continue
+            # the real frontend sends no head with a first piece that is the last
+            assert len(self.pieces[id]) > 1 or "ts_stream_next" not in answer.headers
             self.answers[id] = replace(answer, body=b"".join(piece.body for piece in self.pieces[id]))
             del self._open[id]
         for id in self._open:

@@ -364,8 +364,9 @@ def test_bodies_that_are_none(frontend: Frontend, body: Body) -> None:
 
 def test_models_and_description(frontend: Frontend) -> None:
     listed, one = frontend.send({}, "v1/models"), frontend.send({}, "v1/models/tiny")
-    described = frontend.describe()
+    described, asked = frontend.describe(), frontend.send({}, "describe")
     frontend.run()
+    assert frontend.answers[described].body == frontend.answers[asked].body
     assert frontend.answers[listed].json()["data"][0] == frontend.answers[one].json()
     assert frontend.answers[one].json()["id"] == "tiny"
     card = frontend.answers[described].json()
