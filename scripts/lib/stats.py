@@ -139,7 +139,7 @@ def timeline(samples: Iterable[Sample]) -> tuple[Second, ...]:
 
 def distribution(samples: Iterable[Sample]) -> tuple[tuple[float, float], ...]:
     """The latencies of answered requests as (milliseconds, share of requests within), ascending in both."""
-    latencies = np.sort([sample.latency_s * 1e3 for sample in samples if sample.ok])
+    latencies = sorted(sample.latency_s * 1e3 for sample in samples if sample.ok)
     if not len(latencies):
         return ()
     return tuple((float(percentile(latencies, share) or 0.0), share / 100) for share in SHARES)
