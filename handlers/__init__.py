@@ -10,10 +10,11 @@ Where to look:
     protocol, codecs     body → Request; values → bytes in the shape that the client spoke, one codec a shape
     request, options     what one client asks; checks of what it sent
     intake, work         what a batch takes on; its way through the pipeline, one slot a row
-    tokens               texts, pairs and windows → encodings; encodings → packed or padded tensors
+    tokens, truncation   texts, pairs and windows → encodings; encodings → packed or padded tensors; what is cut off
     batching             lengths → micro-batches; pure integers
     runner               runs micro-batches: halves on failure, repairs non-finite rows, restores the order
-    model, attention     load, place, check and time the network; attention without padding
+    model, packing       load, place, check and run the network; whether layouts agree, heads over packed texts
+    costs, attention     what forward passes cost; attention without padding
     generator            an encoder-decoder writes, under a deadline; decoding_options are what a request may set
     pooling, quantization, prompts
                          token states → one vector per text; vectors in one byte or bit; what goes before a text

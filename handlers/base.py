@@ -243,7 +243,7 @@ class TransformerHandler(BaseHandler):
             "routes": protocol.routes(self.task),
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": str(self.device),
-            "attention": "packed" if self.model.packed else f"padded: {self.model.why_padded}",
+            "attention": self.model.layout,
             "max_tokens": self.settings.max_tokens,
             "max_items": self.settings.max_items,
             "max_response_bytes": self.settings.max_response_bytes,
@@ -357,13 +357,17 @@ class TransformerHandler(BaseHandler):
         except (TypeError, ValueError) as error:
             raise HandlerFault(f"render returned what is no JSON: {error}") from error
         if len(body) > self.settings.max_response_bytes:
-            raise TooLarge("The answer is larger than TorchServe can send; send fewer items.", code="answer_too_large")
+            raise TooLarge(
+                "The answer is larger than TorchServe can send; send fewer items.",
+                code="answer_too_large",
+                param=request.field or None,
+            )
         self.context.set_response_content_type(index, slot.writer.content_type)
         if usage.cut:
             self.context.set_response_header(index, "X-Truncated-Tokens", str(usage.cut))
         return body
 
-    def _failure(self, step: str, error: Exception) -> ModelFailure:
+    def _failure(self, step: str, error: BaseException) -> ModelFailure:
         """An unexpected exception of one request: its place goes to the log, its message (which may quote) nowhere."""
         trace = "".join(traceback.format_tb(error.__traceback__))
         logger.error("%s (%s) failed on one request: %s\n%s", step, place(getattr(self, step)), reason(error), trace)

@@ -111,7 +111,7 @@ def _padded_ends(sizes: list[int], limits: Limits) -> list[int]:
             if length * (end - start) > limits.max_tokens:
                 break
             here = best[start] + limits.launch_cost + length * (end - start)
-            if here < best[end]:
+            if here <= best[end]:  # of equals the fewer launches: where they cost nothing, equal lengths alone join
                 best[end], cut[end] = here, start
     ends = []
     end = count

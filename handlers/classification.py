@@ -30,6 +30,7 @@ class ClassificationHandler(TransformerHandler):
         "truncate": boolean,
     }
     nullable = ("top_k",)
+    inputs_alone = True
     fields = ("text", "text_pair")
     routes = ("predict",)
     architecture = "AutoModelForSequenceClassification"
@@ -71,6 +72,10 @@ class ClassificationHandler(TransformerHandler):
         if "top_k" not in request.options:
             return [entries[0] for entries in ranked]
         return [entries[: request.options["top_k"]] for entries in ranked]
+
+    def pipeline_value(self, request: Request, value: Any) -> Any:
+        """The best label of a single input in a list, as the pipeline has it; the best ones are in one already."""
+        return value if request.listed or "top_k" in request.options else [value]
 
     def item_bytes(self, request: Request) -> int:
         """An upper bound: the longest labels, as many as are asked for."""

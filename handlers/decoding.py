@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from email.message import Message
 from typing import Any
 
-from handlers.errors import RequestError, shown
+from handlers.errors import RequestError, printable, shown
 
 TEXT_FIELDS = ("data", "text")
 # Media types of bodies that are lines, which a codec takes apart
@@ -171,7 +171,7 @@ def _option(value: Any, headers: Headers, name: str) -> Any:
     """A form field that is an option: a JSON scalar where it reads as one, else a text."""
     if not isinstance(value, str | bytes | bytearray):
         return value  # a part of its own with a JSON type: TorchServe decoded it
-    text = _value(value, "text/plain", headers.content_type(name)[1], name)
+    text = _value(value, "text/plain", headers.content_type(name)[1], printable(name))
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

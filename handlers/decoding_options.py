@@ -33,7 +33,7 @@ OPTIONS: Mapping[str, Callable[[Any], Any]] = {
     "temperature": number(0.01, 100),
     "top_k": integer(0, 1 << 30),
     "top_p": number(0.001, 1),
-    "seed": integer(0, (1 << 63) - 1),
+    "seed": integer(0),
 }
 _SAMPLING = ("temperature", "top_k", "top_p", "seed")
 _BEAMS = ("early_stopping", "length_penalty")

@@ -77,7 +77,7 @@ class HandlerFault(Exception):
     """A handler's method gave back what the pipeline cannot use. The message is logged: it quotes no request."""
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """What a log may say of an exception: others than ours may quote a client's text."""
     name = type(error).__name__
     return f"{name}: {error}" if isinstance(error, HandlerFault) else name
@@ -93,6 +93,11 @@ def shown(value: object, limit: int = 60) -> str:
     """`value` as a short quoted ASCII excerpt, safe inside an error message."""
     text = ascii(value) if isinstance(value, str | int | float | bool | None) else type(value).__name__
     return text if len(text) <= limit else f"{text[: limit - 1]}…".replace("…", "...")
+
+
+def printable(name: str) -> str:
+    """A name of the client's, fit for `param`: ASCII and short."""
+    return shown(name)[1:-1]
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

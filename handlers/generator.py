@@ -91,7 +91,7 @@ class Generator:
 
     Attributes:
         limit: most new tokens of a text.
-        apart: whether the model's own settings make padding of a source change its text, so that each runs alone.
+        apart: whether the model or its own settings let padding of a source change its text, so that each runs alone.
         pace: what is known of costs and lengths.
     """
 
@@ -100,7 +100,8 @@ class Generator:
         self.generation: dict[str, Any] = model.net.generation_config.to_dict()
         positions = _positions(model.net.config)
         self.limit = most if positions is None else min(most, positions - 1)
-        self.apart = any((self.generation.get(name) or none) != none for name, none in _READ_SOURCES.items())
+        reads = any((self.generation.get(name) or none) != none for name, none in _READ_SOURCES.items())
+        self.apart = reads or not model.pads
         ends = self.generation.get("eos_token_id")
         self._ends = torch.tensor([] if ends is None else ends, device=model.device).reshape(-1)
         self.pace = Pace(_LEAST, _LEAST)

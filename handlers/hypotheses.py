@@ -75,9 +75,10 @@ def hypothesis(template: str, label: str) -> str:
     )
 
 
-def entailment_of(label2id: Mapping[str, int]) -> int:
+def entailment_of(config: Any) -> int:
     """The index of the logit for entailment by its label, as transformers' pipeline finds it: -1 if none says so."""
-    return next((index for label, index in label2id.items() if label.lower().startswith("entail")), -1)
+    indices: Mapping[str, int] = config.label2id or {label: index for index, label in config.id2label.items()}
+    return next((index for label, index in indices.items() if label.lower().startswith("entail")), -1)
 
 
 def ranked(

@@ -49,7 +49,9 @@ def checked(texts: Sequence[Text], request: Request, max_items: int) -> Sequence
     return texts
 
 
-def encode(slots: Sequence[Slot], tokens: Tokens, deadline: float, failed: Callable[[Exception], RequestError]) -> None:
+def encode(
+    slots: Sequence[Slot], tokens: Tokens, deadline: float, failed: Callable[[BaseException], RequestError]
+) -> None:
     """Tokenise the texts of the batch, in few calls, a request at a time once there is much of it.
 
     Args:
@@ -70,7 +72,7 @@ def encode(slots: Sequence[Slot], tokens: Tokens, deadline: float, failed: Calla
 
 
 def _tokenise(
-    waiting: Sequence[Slot], tokens: Tokens, deadline: float, failed: Callable[[Exception], RequestError]
+    waiting: Sequence[Slot], tokens: Tokens, deadline: float, failed: Callable[[BaseException], RequestError]
 ) -> None:
     if time.monotonic() > deadline:
         for slot in waiting:
@@ -78,7 +80,9 @@ def _tokenise(
         return
     try:
         encoded = iter(tokens.encode([text for slot in waiting for text in slot.texts]))
-    except Exception as error:  # noqa: BLE001 - a subclass's texts that are none must stay with their request
+    except BaseException as error:  # a panic of the tokenizer, which is no Exception, must stay with its request too
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         if len(waiting) == 1:
             waiting[0].error = failed(error)
             return
@@ -109,21 +113,26 @@ def admit(slots: Sequence[Slot], seconds: Callable[[Sequence[Encoding]], float],
     if seconds([encoding for slot, _ in waiting for encoding in slot.encodings]) <= budget:
         return 0
     taken: list[Encoding] = []
-    refused = 0
+    refused, spent, least = 0, 0.0, float("inf")
     for slot, request in waiting:
         needed = seconds(slot.encodings)
         if needed > most:
             tokens = sum(len(encoding) for encoding in slot.encodings)
             slot.error = TooLarge(
                 f"{tokens} tokens would take about {needed:.0f} s; at most about "
-                f"{int(len(slot.encodings) * most / needed)} texts like these fit in the {most:.0f} s of one request.",
+                f"{int(tokens * most / needed)} like these fit in the {most:.0f} s of one request.",
                 code="too_much_work",
                 param=request.field or None,
             )
             refused += 1
-        elif seconds([*taken, *slot.encodings]) > budget:  # work that is shared costs less than its parts
+            continue
+        together = spent + needed
+        if together > budget and needed < least:  # what is shared costs less than its parts
+            together = seconds([*taken, *slot.encodings])
+        if together > budget:
             slot.error = Overloaded("The batch holds too much work beside this request; try again.")
-            refused += 1
+            refused, least = refused + 1, min(least, needed)
         else:
             taken += slot.encodings
+            spent = together
     return refused

@@ -2,12 +2,12 @@
 
 import contextlib
 import copy
+import inspect
 import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,10 +17,12 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
 from transformers.modeling_outputs import BaseModelOutput
 
-from handlers import attention, memory
+from handlers import attention, costs, memory
 from handlers.batching import Limits
 from handlers.config import HandlerConfig, resolve_dtype
+from handlers.costs import Costs
 from handlers.errors import RequestError
+from handlers.packing import agree, unpacked
 from handlers.tokens import Encoding, Layout, Text, Tokens, collate
 
 logger = logging.getLogger(__name__)
@@ -28,44 +30,7 @@ logger = logging.getLogger(__name__)
 # Tokens run at once. On a CPU larger micro-batches fall out of the caches (measured best at 512-1024 with MiniLM); on
 # CUDA they fill the device.
 BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}
-# Largest launch cost that a fit may find, in tokens: a hiccup while timing must not talk the planner into padding.
-MAX_LAUNCH_COST = 8192
-ROUNDS = 5  # of the fit
-SLOWEST = 4  # times the expected cost: what is slower is a stall
 PROBE_TOKENS = 300  # of the longest text that packing is tried on; windows longer than that show when they matter
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What a forward pass takes on this device.
-
-    Args:
-        seconds_per_token: marginal cost of one more token.
-        launch_cost: fixed cost of a forward pass, in tokens.
-    """
-
-    seconds_per_token: float
-    launch_cost: int
-
-    def seconds(self, tokens: int, launches: int = 1) -> float:
-        """Predicted time of `launches` forward passes that run `tokens` tokens in all."""
-        return (tokens + launches * self.launch_cost) * self.seconds_per_token
-
-    def after(self, tokens: int, launches: int, seconds: float) -> "Costs":
-        """These costs, a step nearer to what a batch has just taken.
-
-        The fit at start-up may have met a busy machine, and scaling changes a worker's threads: a prediction that
-        stayed wrong would refuse work that fits, or take on work that does not. A stall says little of the next batch,
-        so what is seen counts as at most SLOWEST times what was expected.
-        """
-        if not tokens:
-            return self
-        seen = seconds / (tokens + launches * self.launch_cost)
-        return Costs(0.8 * self.seconds_per_token + 0.2 * min(seen, SLOWEST * self.seconds_per_token), self.launch_cost)
-
-    def relaxed(self) -> "Costs":
-        """Slightly lower costs, for after a refusal: what is refused never runs and could not correct them."""
-        return Costs(0.9 * self.seconds_per_token, self.launch_cost)
 
 
 #: What a task reads of the model: the encoder's states, or a head's logits per token or per text, or per token for the
@@ -88,6 +53,7 @@ class Model:
         tokens: its tokenizer.
         device, dtype: where and in what it runs.
         packed: whether micro-batches run without padding.
+        pads: whether padding changes no answer; else, unless packed, only texts of equal length run together.
         why_padded: the reason, where they do not.
         costs: set by `fit`.
         work: what `fit` warms up and times: what the task reads, unless a task sets what it does beside.
@@ -130,7 +96,7 @@ class Model:
         if not self.net.config.is_encoder_decoder:
             self.net.config.use_cache = False  # a decoder that embeds needs no keys and values of the past
         self._padded_attention = self.net.config._attn_implementation
-        self.packed = False
+        self.packed, self.pads = False, False
         self.why_padded = "asked for by the archive"
         self._positions_skip: int | None = None
         self._batch_tokens = config.max_batch_tokens or BATCH_TOKENS.get(self.device.type, BATCH_TOKENS["cpu"])
@@ -140,20 +106,30 @@ class Model:
             getattr(described, "vocab_size", None) or math.inf,
         )
         self._pad_id = padding if isinstance(padding, int) and 0 <= padding < rows else self.tokens.pad_id
-        self._takes_types = bool(getattr(self.net.config, "type_vocab_size", 0))
+        # XLNet takes segments without a table of them; GPT-2 takes them too, but its tokenizer makes none
+        typed = "token_type_ids" in tokenizer.model_input_names
+        taken = "token_type_ids" in inspect.signature(_encoder(self.net).forward).parameters
+        self._takes_types = bool(getattr(self.net.config, "type_vocab_size", 0)) or (typed and taken)
         self.costs = Costs(seconds_per_token=1e-4, launch_cost=128)
         self.work: Callable[[Sequence[Encoding]], Any] = self.hidden if reads == "states" else self.logits
-        if config.attention != "padded":
-            self._try_packing()
+        self._choose_layout()
+
+    @property
+    def layout(self) -> str:
+        """How texts of different lengths run, and why not packed."""
+        if self.packed:
+            return "packed"
+        return f"{self._unpacked_layout()}: {self.why_padded}"
 
     def limits(self) -> Limits:
         """What the planner may put into one micro-batch."""
         return Limits(
             max_tokens=self._batch_tokens,
             max_items=self.config.max_batch_items,
-            launch_cost=self.costs.launch_cost,
+            # Where a launch costs nothing, no plan pads
+            launch_cost=self.costs.launch_cost if self.packed or self.pads else 0,
             # tensor cores want multiples of 8 in half precision
-            multiple_of=1 if self.packed or self.dtype == torch.float32 else 8,
+            multiple_of=8 if self.pads and not self.packed and self.dtype != torch.float32 else 1,
             packed=self.packed,
         )
 
@@ -259,8 +235,21 @@ class Model:
         logits = torch.stack((output.start_logits, output.end_logits), dim=-1) if spans else output.logits
         return logits.flatten(0, 1).float()
 
-    def _try_packing(self) -> None:
-        """Pack from now on if this very model gives the padded answers that way, else say why not.
+    def _choose_layout(self) -> None:
+        """Learn, by a few texts alone and together, how this very model may run texts of different lengths.
+
+        Packed where that is wanted and possible; else padded; else not at all, since some models look at padding (the
+        convolutions of ConvBERT, FNet's transform, XLNet's classifier).
+        """
+        probe = self._probe()
+        alone = torch.cat([self._outputs([text]) for text in probe])
+        self.pads = True
+        self.pads = agree(alone, self._outputs(probe), self.dtype)
+        if self.config.attention != "padded":
+            self._try_packing(probe, alone)
+
+    def _try_packing(self, probe: Sequence[Encoding], alone: Tensor) -> None:
+        """Pack from now on if this very model gives the answers of each text alone that way, else say why not.
 
         Models number positions from 0 or by RoBERTa's rule (see `tokens.collate`): both are tried, on texts that
         differ in length, one with a padding token in it, one long.
@@ -269,20 +258,22 @@ class Model:
             self._refuse_packing("its decoder reads padded texts")
             return
         attention.register()
-        probe = self._probe()
-        expected = self._outputs(probe)
-        reason = "packed outputs differ from padded ones"
+        reasons = []
         for skip in (None, self._pad_id):
             self.packed, self._positions_skip = True, skip
             try:
                 self.net.set_attn_implementation(attention.NAME)
-                found = self._outputs(probe)
-                if _agree(expected, found, self.dtype):
+                if agree(alone, self._outputs(probe), self.dtype):
                     self.why_padded = ""
                     return
+                reasons.append("packed outputs differ from those of each text alone")
+            except attention.CannotPack as error:
+                reasons.insert(0, str(error))
+                break
             except Exception as error:  # noqa: BLE001 - whatever a model does not like about packing, padding still works
-                reason = f"{type(error).__name__}: {error}"
-        self._refuse_packing(reason)
+                reasons.append(f"{type(error).__name__}: {error}")
+        # Of two that failed, the second mostly says that a table of positions has no room for RoBERTa's rule
+        self._refuse_packing(reasons[0])
 
     def _refuse_packing(self, reason: str) -> None:
         if self.config.attention == "packed":
@@ -290,10 +281,13 @@ class Model:
         self._run_padded(reason)
 
     def _run_padded(self, reason: str) -> None:
-        """Pad from now on."""
+        """Pad from now on, where the model allows that."""
         self.packed, self._positions_skip, self.why_padded = False, None, reason
         self.net.set_attn_implementation(self._padded_attention)
-        logger.warning("Running padded: this model cannot be packed (%s)", reason)
+        logger.warning("Running %s: this model cannot be packed (%s)", self._unpacked_layout(), reason)
+
+    def _unpacked_layout(self) -> str:
+        return "padded" if self.pads else "equal lengths together, since padding changes its answers"
 
     def _probe(self) -> list[Encoding]:
         usable = [i for i in range(self.tokens.vocabulary) if i not in self.tokens.special] or [0]
@@ -317,8 +311,7 @@ class Model:
         found, layout = self._run(read, self.net, encodings, self.dtype)
         if self.reads == "texts":
             return found
-        spans = [found[s : s + n] for s, n in zip(layout.starts, layout.lengths, strict=True)]
-        return torch.cat(spans).float()
+        return torch.cat(layout.split(found)).float()
 
     def fit(self) -> None:
         """Warm up and time forward passes, so that the planner knows this device: call once threads are set."""
@@ -326,13 +319,7 @@ class Model:
         small = [self._synthetic([self._any_id()] * min(8, self.config.max_tokens))]
         text = self._synthetic([self._any_id()] * min(64, self.config.max_tokens))
         large = [text] * max(2, min(self._batch_tokens // len(text), self.config.max_batch_items))
-        tokens = [sum(len(e) for e in batch) for batch in (small, large)]
-        # In turn, and the least of several: a busy moment then spoils neither side
-        timed = [[self._timed(batch) for batch in (small, large)] for _ in range(ROUNDS)]
-        seconds = [min(side) for side in zip(*timed, strict=True)]
-        slope = max(1e-9, (seconds[1] - seconds[0]) / (tokens[1] - tokens[0]))
-        launch = round(max(0.0, seconds[0] / slope - tokens[0]))
-        self.costs = Costs(slope, min(launch, MAX_LAUNCH_COST))
+        self.costs = costs.fitted(self._timed, small, large)
 
     def _warm_up(self) -> None:
         """Run the largest micro-batch, so that its memory is there; one that does not fit halves the token budget."""
@@ -363,36 +350,3 @@ class Model:
 def _encoder(net: Any) -> Any:
     """The part of a model that makes hidden states of a text."""
     return net.get_encoder() if net.config.is_encoder_decoder else net.base_model
-
-
-@contextlib.contextmanager
-def unpacked(net: Any, layout: Layout) -> Iterator[None]:
-    """Let a head that reads whole texts see a packed row as the padded texts that it stands for.
-
-    While this lasts, the states that leave the encoder, (1, tokens, dimension), reach the head as (texts, longest,
-    dimension), zeros behind the shorter ones, and the encoder's own pooler, if it has one, runs over those. Heads look
-    at a text's first token or, padded with a mask, at all: the probe at start-up shows whether this one is content.
-    """
-
-    def spread(module: Any, _: Any, output: Any) -> Any:
-        texts = output.last_hidden_state[0].split(layout.lengths)
-        output.last_hidden_state = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
-        pooler = getattr(module, "pooler", None)
-        if output.get("pooler_output") is not None and pooler is not None:
-            output.pooler_output = pooler(output.last_hidden_state)
-        return output
-
-    hook = net.base_model.register_forward_hook(spread)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-def _agree(expected: Tensor, found: Tensor, dtype: torch.dtype) -> bool:
-    """Whether two (tokens, dimension) states are equal but for rounding in `dtype`."""
-    if not bool(torch.isfinite(found).all()):
-        return False
-    if dtype == torch.float32:
-        return bool(torch.allclose(expected, found, rtol=1e-4, atol=1e-4 * float(expected.abs().max())))
-    return bool((torch.nn.functional.cosine_similarity(expected, found, dim=-1) > 0.99).all())

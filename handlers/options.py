@@ -6,6 +6,8 @@ from typing import Any
 from handlers.errors import RequestError, shown
 from handlers.request import Pair, inside
 
+LARGEST = (1 << 63) - 1  # whole number: errors quote it, and Python's may have thousands of digits
+
 
 def checked(value: Any, param: str, check: Callable[[Any], Any]) -> Any:
     """What `check` makes of an option sent as the field `param`; its RequestError names the field."""
@@ -27,14 +29,14 @@ def positive_integer(value: Any) -> int:
     return integer(1)(value)
 
 
-def integer(least: int, most: int | None = None) -> Callable[[Any], int]:
+def integer(least: int, most: int = LARGEST) -> Callable[[Any], int]:
     """A whole number from `least` to `most`."""
 
     def check(value: Any) -> int:
         if not is_integer(value):
             raise RequestError("The option must be a whole number.", code="invalid_type")
-        if value < least or (most is not None and value > most):
-            span = f"at least {least}" if most is None else f"from {least} to {most}"
+        if not least <= value <= most:
+            span = f"at least {least}" if value < least and most == LARGEST else f"from {least} to {most}"
             raise RequestError(f"The option must be {span}.", code="invalid_value")
         return int(value)
 

@@ -19,7 +19,7 @@ from typing import Any
 from handlers.codecs import cohere, huggingface, kserve, openai, plain, sagemaker, tei
 from handlers.codecs.codec import Codec, limited
 from handlers.decoding import CSV, JSON_LINES, Call
-from handlers.errors import RequestError, UnknownRoute, nearest, shown
+from handlers.errors import RequestError, UnknownRoute, nearest, printable, shown
 from handlers.options import checked
 from handlers.request import Request, Task, inside
 
@@ -132,7 +132,7 @@ def read(call: Call, codec: Codec, task: Task) -> Request:
         if name not in known:
             near = nearest(name, known)
             hint = f"; did you mean {near!r}?" if near else f"; known are {', '.join(sorted(known)) or 'none'}."
-            raise RequestError(f"Unknown option {shown(name)}{hint}", code="unknown_option", param=_name(name))
+            raise RequestError(f"Unknown option {shown(name)}{hint}", code="unknown_option", param=printable(name))
     limited(len(draft.values), draft.field, task)
     items = tuple(
         task.item(value, inside(draft.field, i) if draft.listed else draft.field)
@@ -144,11 +144,6 @@ def read(call: Call, codec: Codec, task: Task) -> Request:
     }  # fmt: skip
     own = {name: value for name, value in options.items() if name in task.options}
     return Request(items, own, draft.field, draft.listed, codec.echo(call))
-
-
-def _name(key: str) -> str:
-    """A key of the client's, fit for `param`: ASCII and short."""
-    return shown(key)[1:-1]
 
 
 def phrase(status: int) -> str:

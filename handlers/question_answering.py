@@ -12,8 +12,9 @@ from handlers.options import boolean, integer, members, text
 from handlers.request import Nouns, Pair, Request, inside
 from handlers.tokens import Encoding, Text
 
-MOST_OVERLAP = 128  # tokens that windows share by default, but at most half of the model's length; as transformers 4
 MOST_TOKENS = 15  # of an answer, as in transformers 4
+# Of searching one window: for each of its tokens, and for each length that an answer may have
+TOKEN_SECONDS, LENGTH_SECONDS = 4e-6, 3.5e-5
 
 
 class QuestionAnsweringHandler(TransformerHandler):
@@ -40,8 +41,8 @@ class QuestionAnsweringHandler(TransformerHandler):
     reads = "spans"
 
     def setup(self) -> None:
-        """Learn how windows overlap."""
-        self.stride = min(MOST_OVERLAP, self.settings.max_tokens // 2)
+        """Learn how windows overlap: as in transformers 4."""
+        self.stride = min(windows.MOST_OVERLAP, self.settings.max_tokens // 2)
 
     def item(self, value: Any, param: str) -> Pair:
         """A question and a context, neither blank."""
@@ -67,15 +68,23 @@ class QuestionAnsweringHandler(TransformerHandler):
     def texts(self, request: Request) -> Sequence[Text]:
         """Each question with its context, in windows where that is too long."""
         stride = request.options.get("doc_stride", self.stride)
+        longest = request.options.get("max_answer_len", MOST_TOKENS)
         return [
-            Text(item, param=request.param(i), cut="only_second", stride=stride, sourced=True)
+            Text(
+                item,
+                param=request.param(i, "context"),
+                cut="only_second",
+                stride=stride,
+                sourced=True,
+                options=longest,
+            )
             for i, item in enumerate(request.items)
         ]
 
     def forward(self, encodings: Sequence[Encoding], precise: bool) -> Sequence[Tensor]:
         """Start and end logits of each window: (tokens, 2)."""
         logits, layout = self.model.logits(encodings, precise=precise)
-        return [logits[start : start + length] for start, length in zip(layout.starts, layout.lengths, strict=True)]
+        return layout.split(logits)
 
     def render(self, request: Request, rows: Sequence[Tensor], encodings: Sequence[Encoding]) -> Sequence[Any]:
         """The best answers of each item's windows."""
@@ -100,6 +109,14 @@ class QuestionAnsweringHandler(TransformerHandler):
             ]
             results.append(answers if limit > 1 else answers[0])
         return results
+
+    def seconds(self, encodings: Sequence[Encoding]) -> float:
+        """Predicted time of running these windows and of searching them."""
+        searching: float = sum(
+            len(encoding) * TOKEN_SECONDS + min(len(encoding), encoding.options) * LENGTH_SECONDS
+            for encoding in encodings
+        )
+        return super().seconds(encodings) + searching
 
     def sample(self) -> Any:
         """A question and a context."""

@@ -101,10 +101,11 @@ class RerankingHandler(TransformerHandler):
         self, item: Candidates, scored: Sequence[tuple[Encoding, list[float]]], options: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
         ranks = len(self.labels) == 1
-        same: dict[tuple[int, ...], list[float]] = {}  # equal pairs: in another place of a batch the last bits differ
+        # Equal pairs: in another place of a batch the last bits differ
+        same: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
         entries: list[dict[str, Any]] = []
         for index, (encoding, found) in enumerate(scored):
-            row = same.setdefault(tuple(encoding.ids), found)
+            row = same.setdefault((tuple(encoding.ids), tuple(encoding.type_ids)), found)
             entries.append({"index": index})
             entries[-1] |= {"score": row[0]} if ranks else {"scores": scores.labelled(self.labels, row)}
             if options.get("return_documents"):
@@ -112,8 +113,9 @@ class RerankingHandler(TransformerHandler):
         return scores.best_first(entries)[: options.get("top_n")] if ranks else entries
 
     def item_bytes(self, request: Request) -> int:
-        """An upper bound: of the largest ranking."""
-        return max(self._ranking_bytes(item, request) for item in request.items)
+        """An upper bound on average: the documents that are sent back as they are, every score at its longest."""
+        total = sum(self._ranking_bytes(item, request) for item in request.items)
+        return -(-total // len(request.items))
 
     def _ranking_bytes(self, item: Candidates, request: Request) -> int:
         each = RANKED_BYTES + (self.label_bytes if len(self.labels) > 1 else 0)

@@ -8,10 +8,16 @@ from torch import Tensor
 from handlers import windows
 from handlers.base import TransformerHandler
 from handlers.entities import STRATEGIES, Entities
-from handlers.errors import RequestError
+from handlers.errors import RequestError, TooLarge
 from handlers.options import any_strings, integer, one_of
 from handlers.request import Nouns, Request
+from handlers.scores import labels_of
 from handlers.tokens import Encoding, Text
+
+# Of rendering one token: by itself, and in groups, whose words are spelt
+TOKEN_SECONDS, GROUPED_SECONDS = 6e-6, 5e-5
+
+ENTITY_BYTES = 60  # that one takes at least: {"entity_group":"","score":0.5,"word":"","start":0,"end":1}
 
 
 class TokenClassificationHandler(TransformerHandler):
@@ -35,8 +41,7 @@ class TokenClassificationHandler(TransformerHandler):
 
     def setup(self) -> None:
         """Learn the labels."""
-        names = self.model.net.config.id2label
-        self.labels = [str(names[index]) for index in range(len(names))]
+        self.labels = labels_of(self.model.net.config)
         self.entities = Entities(self.model.tokens.tokenizer, self.labels)
 
     def parse(self, request: Request) -> Request:
@@ -53,21 +58,40 @@ class TokenClassificationHandler(TransformerHandler):
     def texts(self, request: Request) -> Sequence[Text]:
         """Each item, in windows where it is too long."""
         stride = request.options.get("stride", windows.overlap(self.model.tokens.room))
-        return [Text(item, param=request.param(i), stride=stride, sourced=True) for i, item in enumerate(request.items)]
+        strategy = request.options.get("aggregation_strategy", "none")
+        return [
+            Text(item, param=request.param(i), stride=stride, sourced=True, options=strategy)
+            for i, item in enumerate(request.items)
+        ]
 
     def forward(self, encodings: Sequence[Encoding], precise: bool) -> Sequence[Tensor]:
         """Logits of each text, (tokens, labels)."""
         logits, layout = self.model.logits(encodings, precise=precise)
-        return [logits[start : start + length] for start, length in zip(layout.starts, layout.lengths, strict=True)]
+        return layout.split(logits)
 
     def render(self, request: Request, rows: Sequence[Tensor], encodings: Sequence[Encoding]) -> Sequence[Any]:
         """The entities of each text."""
         strategy = request.options.get("aggregation_strategy", "none")
         ignored = request.options.get("ignore_labels", ("O",))
-        return [
-            self.entities.of(text, encodings[own], rows[own], strategy=strategy, ignored=ignored)
-            for text, own in zip(request.items, windows.per_text(encodings), strict=True)
-        ]
+        results = []
+        room = self.settings.max_response_bytes
+        for text, own in zip(request.items, windows.per_text(encodings), strict=True):
+            results.append(self.entities.of(text, encodings[own], rows[own], strategy=strategy, ignored=ignored))
+            room -= ENTITY_BYTES * len(results[-1])
+            if room < 0:  # before yet more are made
+                raise TooLarge(
+                    "The answer is larger than TorchServe can send; send less text.",
+                    code="answer_too_large",
+                    param=request.field or None,
+                )
+        return results
+
+    def seconds(self, encodings: Sequence[Encoding]) -> float:
+        """Predicted time of running these encodings and of finding the entities in what comes out."""
+        finding = sum(
+            len(encoding) * (TOKEN_SECONDS if encoding.options == "none" else GROUPED_SECONDS) for encoding in encodings
+        )
+        return super().seconds(encodings) + finding
 
     def card(self) -> dict[str, Any]:
         """What is served: the pipeline's card and the labels."""

@@ -3,17 +3,18 @@
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import normalizers
 from torch import Tensor
 
+from handlers import truncation
 from handlers.errors import RequestError
 from handlers.request import Pair
 
 CHUNK_CHARACTERS = 300_000  # tokenised in one call
-MOST_WINDOWS = 8  # that share a token: else the little room beside a long text makes windows without end
+LONGEST_PROMPT = 1000  # characters of one whose tokens are remembered
 
 
 class Source(NamedTuple):
@@ -29,9 +30,9 @@ class Source(NamedTuple):
     sequences: list[int | None]
     words: list[int | None]
 
-    def without(self, gaps: list[tuple[int, int]]) -> "Source":
+    def without(self, gaps: Sequence[truncation.Stretch]) -> "Source":
         """The source of the tokens outside these stretches."""
-        return Source(_without(self.offsets, gaps), _without(self.sequences, gaps), _without(self.words, gaps))
+        return Source(*(truncation.without(values, gaps) for values in self))
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Text:
         key: passed on to its encodings.
         cut: which text of a pair loses tokens: the longer one, or only the first or second.
         stride: instead of cutting, windows that overlap by this many tokens; of a pair, over the text named by `cut`.
-            They overlap by less where each would bring less than 1 / MOST_WINDOWS of the model's length.
+            They overlap by less where each would bring too little, see `truncation.windows`.
         sourced: whether its encodings tell where their tokens come from.
         options: passed on to its encodings, which share a forward pass all the same.
     """
@@ -86,7 +87,7 @@ class Text:
     truncate: bool = True
     param: str = "text"
     key: Hashable = None
-    cut: Literal["longest_first", "only_first", "only_second"] = "longest_first"
+    cut: truncation.Losing = "longest_first"
     stride: int | None = None
     sourced: bool = False
     options: Any = None
@@ -102,26 +103,6 @@ class Text:
         if isinstance(self.item, Pair):
             return self.prompt + self.item.text, self.item.text_pair
         return self.prompt + self.item if isinstance(self.item, str) else None
-
-
-def _without(values: list[Any], gaps: list[tuple[int, int]]) -> list[Any]:
-    """`values` but for these stretches, which are in order."""
-    kept: list[Any] = []
-    at = 0
-    for start, end in gaps:
-        kept += values[at:start]
-        at = max(at, end)
-    return kept + values[at:]
-
-
-def _longest_first(sizes: list[int], room: int) -> list[int]:
-    """Tokens that each text of a pair keeps: the longer one loses until both are equal."""
-    low, high = min(sizes), max(sizes)
-    high = low if low > room else max(low, room - low)
-    if low + high > room:
-        low = room // 2
-        high = low + room % 2
-    return [low, high] if sizes[0] <= sizes[1] else [high, low]
 
 
 def _chunks(texts: Sequence[Text]) -> Iterator[list[Text]]:
@@ -166,7 +147,9 @@ class Tokens:
         self.max_tokens = max_tokens
         self.include_prompt = include_prompt
         self.pad_id = tokenizer.pad_token_id or 0
-        self.vocabulary = min(len(tokenizer), rows or len(tokenizer))
+        # A converted tokenizer's pieces from here on are those that the model was trained without
+        self._unknown_from = int(tokenizer.init_kwargs.get("unknown_from", len(tokenizer)))
+        self.vocabulary = min(self._unknown_from, rows or len(tokenizer))
         self._typed = "token_type_ids" in tokenizer.model_input_names  # else the model sees one segment
         self._unembedded = len(tokenizer) > self.vocabulary
         self.special = set(tokenizer.all_special_ids)
@@ -224,6 +207,8 @@ class Tokens:
     def _fitted(self, ids: list[int], type_ids: list[int], text: Text, encoding: Any) -> list[Encoding] | RequestError:
         if not ids:
             return RequestError("the text has no tokens for this model.", code="empty_text")
+        if self._unembedded and max(ids) >= self._unknown_from:
+            ids = [token if token < self._unknown_from else self.tokenizer.unk_token_id for token in ids]
         if self._unembedded and max(ids) >= self.vocabulary:
             return RequestError("the text has a token that the model has no embedding for.", code="invalid_token")
         source = Source(encoding.offsets, encoding.sequence_ids, encoding.word_ids) if text.sourced else None
@@ -237,14 +222,17 @@ class Tokens:
                 code="too_long",
             )
         spans = self._spans(len(ids), text, encoding)
-        pieces = self._windows(spans, text) if text.stride is not None else self._cuts(spans, cut, text)
-        if isinstance(pieces, RequestError):
-            return pieces
+        pieces = self._gaps(spans, cut, text)
+        if pieces is None:
+            return RequestError(
+                f"the tokens of its other text alone leave no room within the model's limit of {self.max_tokens}.",
+                code="too_long",
+            )
         lost = 0 if text.stride is not None else cut
         return [
             Encoding(
-                _without(ids, gaps),
-                _without(type_ids, gaps),
+                truncation.without(ids, gaps),
+                truncation.without(type_ids, gaps),
                 lost,
                 min(skip, self.max_tokens - 1),
                 text.key,
@@ -256,7 +244,7 @@ class Tokens:
             for window, gaps in enumerate(pieces)
         ]
 
-    def _spans(self, length: int, text: Text, encoding: Any) -> list[tuple[int, int]]:
+    def _spans(self, length: int, text: Text, encoding: Any) -> list[truncation.Stretch]:
         """Where the tokens of the text, or of both of a pair, lie among the special ones."""
         if not isinstance(text.item, Pair):
             return [(len(self._prefix), length - len(self._suffix))]
@@ -267,53 +255,32 @@ class Tokens:
             spans.append((places[0], places[-1] + 1) if places else (0, 0))
         return spans
 
-    def _cuts(self, spans: list[tuple[int, int]], cut: int, text: Text) -> list[list[tuple[int, int]]] | RequestError:
-        """The stretches to leave out, as the tokenizers library's truncation strategies choose them."""
-        sizes = [end - start for start, end in spans]
-        if len(sizes) == 1:
-            kept = [sizes[0] - cut]
-        elif text.cut == "longest_first":
-            kept = _longest_first(sizes, sum(sizes) - cut)
-        else:
-            losing = 0 if text.cut == "only_first" else 1
-            kept = [size - cut if i == losing else size for i, size in enumerate(sizes)]
-        if min(kept) < 0 or (text.cut != "longest_first" and len(kept) == 2 and min(kept) == 0):
-            return self._no_room()
-        if self._left:
-            return [[(start, end - size) for (start, end), size in zip(spans, kept, strict=True)]]
-        return [[(start + size, end) for (start, end), size in zip(spans, kept, strict=True)]]
-
-    def _windows(self, spans: list[tuple[int, int]], text: Text) -> list[list[tuple[int, int]]] | RequestError:
-        """The stretches to leave out for each window, the windows being those of the tokenizers library."""
+    def _gaps(
+        self, spans: list[truncation.Stretch], surplus: int, text: Text
+    ) -> Sequence[Sequence[truncation.Stretch]] | None:
+        """The stretches to leave out: once, or for each window; None where the other text leaves no room."""
+        if text.stride is None:
+            gaps = truncation.cuts(spans, surplus, text.cut, left=self._left)
+            return None if gaps is None else [gaps]
         start, end = spans[-1] if text.cut == "only_second" else spans[0]
         rest = (sum(b - a for a, b in spans) - (end - start)) + self._special_tokens(len(spans))
         width = self.max_tokens - rest
-        step = max(width - (text.stride or 0), -(-self.max_tokens // MOST_WINDOWS))
-        if step > width:
-            return self._no_room()
-        last = max(0, -(-(end - start - width) // step))
-        spans = [(at, min(at + width, end)) for at in range(start, start + step * last + 1, step)]
-        if self._left:  # the tokenizer then counts windows from the end; the text's order is kept here
-            spans = [(max(start, at - width), at) for at in range(end - step * last, end + 1, step)]
-        return [[(start, first), (after, end)] for first, after in spans]
-
-    def _no_room(self) -> RequestError:
-        return RequestError(
-            f"the tokens of its other text alone leave no room within the model's limit of {self.max_tokens}.",
-            code="too_long",
-        )
+        return truncation.windows((start, end), width, text.stride, self.max_tokens, left=self._left)
 
     def _special_tokens(self, texts: int) -> int:
         return int(self._backend.num_special_tokens_to_add(texts == 2))
 
     def _prompt_tokens(self, prompt: str) -> int:
         """Tokens of a prompt alone, as sentence-transformers counts them: less one special token at the end."""
-        if prompt not in self._prompts:
+        known = self._prompts.get(prompt)
+        if known is None:
             ids = self._backend.encode(prompt).ids
+            known = len(ids) - (1 if ids and ids[-1] in self.special else 0)
             if len(self._prompts) >= 1024:  # prompts come from clients
                 self._prompts.clear()
-            self._prompts[prompt] = len(ids) - (1 if ids and ids[-1] in self.special else 0)
-        return self._prompts[prompt]
+            if len(prompt) <= LONGEST_PROMPT:
+                self._prompts[prompt] = known
+        return known
 
 
 @dataclass(frozen=True)
@@ -331,6 +298,10 @@ class Layout:
     lengths: list[int]
     skips: list[int]
     packed: bool
+
+    def split(self, values: Tensor) -> list[Tensor]:
+        """Each text's part of a flat (tokens, …) tensor, without padding."""
+        return [values[start : start + size] for start, size in zip(self.starts, self.lengths, strict=True)]
 
 
 def _positions(ids: list[int], padding: int | None) -> Iterable[int]:

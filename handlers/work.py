@@ -49,11 +49,11 @@ class Work:
 
 
 def placed(error: RequestError, param: str) -> RequestError:
-    """The error of one text, naming it."""
+    """The error of one text, naming it; one whose fields are the body's own has no name."""
     message = error.message
     if message[:1].islower():  # «the text's 90 tokens …», «token 3 is …»: said of a text
-        message = f"{param}: {message}"
-    return type(error)(message, code=error.code, param=param)
+        message = f"{param}: {message}" if param else message[0].upper() + message[1:]
+    return type(error)(message, code=error.code, param=param or None)
 
 
 def rendered(results: Any, request: Request) -> Sequence[Any]:

@@ -41,7 +41,7 @@ class ZeroShotHandler(TransformerHandler):
 
     def setup(self) -> None:
         """Find the class of entailment."""
-        self.entailment = hypotheses.entailment_of(self.model.net.config.label2id)
+        self.entailment = hypotheses.entailment_of(self.model.net.config)
         if self.entailment == -1:
             logger.warning("No label of the model starts with 'entail': its last one is taken for entailment")
 

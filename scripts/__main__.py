@@ -12,7 +12,9 @@ from scripts.demo import demo
 from scripts.doctor import doctor
 from scripts.lib.console import err_console
 from scripts.lib.errors import UserError
+from scripts.plan import plan
 from scripts.predict import predict
+from scripts.profile import profile
 from scripts.serve import serve, token
 from scripts.workers import register, scale, status, unregister
 
@@ -33,6 +35,8 @@ for verb in (
     register,
     unregister,
     predict,
+    profile,
+    plan,
     bench,
     demo,
     doctor,

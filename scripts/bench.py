@@ -1,14 +1,15 @@
-"""`batchserve bench`: serve a model, drive it over HTTP, and compare with the offline library in the same run."""
+"""`batchserve bench`: serve a model and compare with the offline library, or put a running server under load."""
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from scripts.lib import archive, machine
+from scripts.lib import against as running
+from scripts.lib import archive, comparison, machine
 from scripts.lib.benchmark import Measured, Settings, run
 from scripts.lib.console import console, progress
 from scripts.lib.errors import UserError
@@ -22,6 +23,15 @@ from scripts.lib.targets import FULL_LOAD, judge
 DTYPES = ("float32", "bfloat16")
 # More of the machine's cores than this busy before we start: others will show in the figures.
 BUSY_SHARE = 0.25
+PANEL = "A running server"
+INTERRUPTED = 130  # the status of a command that Ctrl-C ended
+# Options that one kind of run alone has a use for: what would do nothing is refused.
+SERVING_ONLY = frozenset(
+    {"archive_file", "dtype", "workers", "threads", "batch_size", "max_batch_delay", "compare_batch_1", "rounds"}
+)
+DRIVING_ONLY = frozenset(
+    {"token", "rate", "steps", "trace", "arrivals", "bodies", "warm_up", "objective", "metrics", "openai", "html_file"}
+)
 
 
 def bench(
@@ -41,21 +51,24 @@ def bench(
         ),
     ] = None,
     task: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help=f"What the model is for: one of {', '.join(SUBJECTS)}. Where no model is named, others than embedding "
-            "get an untrained one of a usual size."
+            help=f"What the model is for: one of {', '.join(SUBJECTS)}; embedding if not given. Where no model is "
+            "named, others than embedding get an untrained one of a usual size."
         ),
-    ] = "embedding",
+    ] = None,
     workload: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="short (5–25 tokens), mixed (one in ten 200–256), lists (32 mixed texts a request, or 64 pairs), "
-            "several with commas, or all that the task has."
+            "several with commas, or all that the task has (which it is if not given). One with --against: mixed."
         ),
-    ] = "all",
+    ] = None,
     clients: Annotated[
-        str | None, typer.Option(help="How many clients send at once, several with commas; by task if not given.")
+        str | None,
+        typer.Option(
+            help="How many clients send at once, several with commas; by task if not given, 1,8 with --against."
+        ),
     ] = None,
     dtype: Annotated[
         str | None,
@@ -63,17 +76,23 @@ def bench(
             help="float32 (if not given) or bfloat16, both with a comma; the offline library runs in the same."
         ),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes of TorchServe.")] = 2,
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes of TorchServe; 2 if not given.")] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of each worker; cores ÷ workers if not given.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Requests a batch at most.")] = 32,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Requests a batch at most; 32 if not given.")] = None,
     max_batch_delay: Annotated[
-        int, typer.Option(min=1, help="Milliseconds that the first request of a batch waits for others.")
-    ] = 1,
+        int | None,
+        typer.Option(min=1, help="Milliseconds that the first request of a batch waits for others; 1 if not given."),
+    ] = None,
     compare_batch_1: Annotated[
-        bool, typer.Option(help="Also serve with batch size 1 and compare on short (with the most clients).")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--compare-batch-1/--no-compare-batch-1",
+            help="Also serve with batch size 1 and compare on short (with the most clients), which it does if not told "
+            "otherwise.",
+        ),
+    ] = None,
     requests: Annotated[
         int | None,
         typer.Option(
@@ -83,9 +102,84 @@ def bench(
     duration: Annotated[
         float | None, typer.Option(min=0.1, help="Seconds per measured window, instead of a count of requests.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="How often everything is measured; the table shows medians.")] = 3,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="How often everything is measured, 3 times if not given; the table shows medians."),
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write everything measured to this file.")
+    ] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="A.json B.json", help="Measure nothing; print ratios of two files that --json wrote."),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Measure this server instead, ours or any other: the URL that predictions are posted to. It is asked "
+            "only to predict, and for its metrics.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    token: Annotated[str | None, typer.Option(help="Its key, sent as a bearer token.", rich_help_panel=PANEL)] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            help="Open loop at so many requests/s, several windows with commas: sent by the clock, and latency counted "
+            "from when each was due. Without it a closed loop of --clients.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    steps: Annotated[
+        str | None,
+        typer.Option(
+            help="Open loop whose rate changes: steps RATExSECONDS and ramps RATE-RATExSECONDS, as 20x30,20-200x60.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Open loop of recorded requests: a JSON object a line with at (seconds), body and headers.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    arrivals: Annotated[
+        str | None,
+        typer.Option(help="poisson (if not given) or constant gaps of --rate and --steps.", rich_help_panel=PANEL),
+    ] = None,
+    bodies: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="What to send, in turn: a JSON value a line. If not given, texts of one --workload for --task.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    warm_up: Annotated[
+        int | None,
+        typer.Option(min=0, help="Unmeasured requests before each window; 32 if not given.", rich_help_panel=PANEL),
+    ] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(help="Judge by this: p95<=200ms, several conditions with commas.", rich_help_panel=PANEL),
+    ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Its metrics; port 8082 of the host if not given.", rich_help_panel=PANEL),
+    ] = None,
+    openai: Annotated[
+        str | None,
+        typer.Option(
+            help="embeddings or chat: --against is the base URL of an OpenAI API, http://host/v1, and --model names "
+            "the model. Chat streams, and times the first token.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with plots.", rich_help_panel=PANEL)
     ] = None,
 ) -> None:
     """Measure requests/s, latency, batching and memory over HTTP against the task's own library.
@@ -96,9 +190,33 @@ def bench(
     TorchServe is started on free ports in a temporary directory and stopped at the end; running servers are not
     touched. Nothing else should run meanwhile. A full run takes several minutes; --workload mixed --clients 64
     --rounds 1 less than one.
+
+    With --against, a server that runs already is put under load instead, 30 s a window if not told otherwise; Ctrl-C
+    ends it with what was measured so far.
     """
+    given = {name: value for name, value in locals().items() if value is not None}
+    if compare is not None:
+        _refuse(given, set(given) - {"compare"}, "--compare measures nothing")
+        comparison.show(comparison.compare(*compare), console)
+        return
     if requests is not None and duration is not None:
         raise UserError("--requests and --duration exclude each other", hint="give one of them")
+    for file in (json_file, html_file):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise UserError(f"{file}: there is no directory {file.parent}", hint="make it, or name another file")
+    counts = None if clients is None else _counts(clients)
+    if against is not None:
+        _refuse(given, SERVING_ONLY, "a server that runs already has its own")
+        wanted = running.Wanted(
+            against, token, counts, rate, steps, trace, arrivals, duration, requests, task, workload, bodies, warm_up,
+            objective, metrics, openai, model,
+        )  # fmt: skip
+        if not running.measure(wanted, console, json_file, html_file):
+            raise typer.Exit(INTERRUPTED)
+        return
+    _refuse(given, DRIVING_ONLY, "it is about a running server, which --against names")
+
+    task, workers, batch_size = task or "embedding", workers or 2, batch_size or 32
     if archive_file is not None:
         dtypes, threads = _of_archive(archive_file, {"--model": model, "--dtype": dtype, "--threads": threads})
     else:
@@ -106,21 +224,20 @@ def bench(
     if task not in SUBJECTS:
         raise UserError(f"--task {task}: not known", hint=f"one of {', '.join(SUBJECTS)}")
     subject = SUBJECTS[task]
-    workloads = _choices(workload, subject.workloads, "--workload")
+    workloads = _choices("all" if workload is None else workload, subject.workloads, "--workload")
+    beside_1 = compare_batch_1 is not False and batch_size > 1 and "short" in workloads
     settings = Settings(
         workloads=workloads,
-        clients=subject.clients if clients is None else _counts(clients),
+        clients=counts or subject.clients,
         workers=workers,
         threads=threads,
-        max_batch_delay=max_batch_delay,
-        batch_sizes=(batch_size, 1) if compare_batch_1 and batch_size > 1 and "short" in workloads else (batch_size,),
-        rounds=rounds,
+        max_batch_delay=max_batch_delay or 1,
+        batch_sizes=(batch_size, 1) if beside_1 else (batch_size,),
+        rounds=rounds or 3,
         requests=requests,
         duration_s=duration,
         subject=subject,
     )
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise UserError(f"{json_file}: there is no directory {json_file.parent}", hint="make it, or name another file")
 
     here = machine.describe()
     measured: dict[str, Measured] = {}
@@ -141,6 +258,13 @@ def bench(
     if json_file is not None:
         write_json(report, json_file)
         console.print(f"wrote {json_file}", markup=False)
+
+
+def _refuse(given: Mapping[str, object], useless: Collection[str], why: str) -> None:
+    """Raise UserError when one of the options was given."""
+    found = sorted("--" + name.removesuffix("_file").replace("_", "-") for name in given if name in useless)
+    if found:
+        raise UserError(f"{' and '.join(found)} would do nothing here: {why}", hint="leave it out")
 
 
 def _report(

@@ -20,6 +20,7 @@ from scripts.lib.decoder import ONE_WORKER
 from scripts.lib.effective import Effective, Source, Value, archive_config, differences, effective, health
 from scripts.lib.errors import UserError
 from scripts.lib.management import Model
+from scripts.lib.names import check_model_name
 from scripts.lib.scaling import Scaler
 from scripts.lib.serving import ServedModel, is_loopback
 
@@ -211,7 +212,7 @@ def register(
     given = {"workers": workers, "batch_size": batch_size, "max_batch_delay": max_batch_delay}
     wanted = entry.model_copy(update={key: value for key, value in given.items() if value is not None})
     found = _check_archive(connection, path, wanted, declared=entry_name is not None)
-    label = name or entry_name or (found.name if found else "") or path.stem
+    label = check_model_name(name or entry_name or (found.name if found else "") or path.stem)
     client = connection.client
     with progress(
         f"registering {label} {found.version if found else ''}".rstrip() + f" with {_workers(wanted.workers)}"

@@ -11,7 +11,6 @@ from handlers.decoding import Call
 from handlers.errors import RequestError, TooLarge
 from handlers.options import json_type
 from handlers.request import Request, Task, Usage
-from handlers.serialise import dumps
 
 
 @dataclass(frozen=True)
@@ -138,8 +137,3 @@ def with_parameters(given: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(parameters, dict):
         raise RequestError("'parameters' must be an object.", code="invalid_type", param="parameters")
     return {**parameters, **given}
-
-
-def singly(results: Sequence[Any], request: Request, task: Task) -> bytes:
-    """A bare result for a single input where the task's clients expect that, else the list of results."""
-    return dumps(results[0] if task.inputs_alone and not request.listed else list(results))

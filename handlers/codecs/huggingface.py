@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from handlers.codecs.codec import Draft, ErrorText, as_list, as_object, singly, with_parameters
+from handlers.codecs.codec import Draft, ErrorText, as_list, as_object, with_parameters
 from handlers.decoding import Call
 from handlers.errors import RequestError
 from handlers.options import json_type
 from handlers.request import Request, Task, Usage
+from handlers.serialise import dumps
 
 
 class HuggingFace(ErrorText):
@@ -31,4 +32,5 @@ class HuggingFace(ErrorText):
 
     def write(self, request: Request, results: Sequence[Any], task: Task, model: str, usage: Usage) -> bytes:
         """The values, in a list unless the task's clients expect the value of a single input bare."""
-        return singly([task.pipeline_value(request, result) for result in results], request, task)
+        values = [task.pipeline_value(request, result) for result in results]
+        return dumps(values[0] if task.inputs_alone and not request.listed else values)

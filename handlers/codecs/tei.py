@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from handlers.codecs.codec import Codec, Draft, as_list, as_object
 from handlers.decoding import Call
 from handlers.errors import Overloaded, RequestError
-from handlers.options import boolean, is_integer, one_of
+from handlers.options import is_integer, one_of
 from handlers.request import Request, Task, Usage
 from handlers.serialise import dumps
 
@@ -77,13 +77,6 @@ class Predict(_Tei):
         body = as_object(call, "inputs")
         inputs = body.pop("inputs")
         body = {"top_k": None, **body}
-        if "function_to_apply" in task.options and "raw_scores" in body:
-            raw = body.pop("raw_scores")
-            try:
-                if raw is not None and boolean(raw):
-                    body["function_to_apply"] = "none"
-            except RequestError as error:
-                raise error.at("raw_scores") from None
         if not isinstance(inputs, list) or (inputs and not isinstance(inputs[0], list)):
             return Draft([inputs], body, "inputs")
         return Draft(as_list(inputs, "inputs"), body, "inputs", listed=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save
 
-from handlers.quantization import VECTORS
 from scripts.lib.archive import Content
 from scripts.lib.errors import UserError
 from scripts.lib.verification import answer_all
@@ -46,6 +45,8 @@ def member(texts: list[str], contents: Mapping[str, Content], work: Path) -> byt
     Raises:
         UserError: the archive does not load, or refuses a text.
     """
+    from handlers.quantization import VECTORS  # not above: it imports torch, for which no command is to wait
+
     home = work / "calibrating"
     for name, content in contents.items():
         target = home / name

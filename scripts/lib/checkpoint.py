@@ -189,6 +189,13 @@ def _check_network(config: dict[str, Any], task: str, around: Pipeline | None, t
         )
     if family not in getattr(modeling_auto, tasks.SERVED[task].mapping):
         raise UserError(f"{architecture} has no network for {task.replace('_', ' ')}", "take another model")
+    masked = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    decoders = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() - masked.keys()
+    if tasks.SERVED[task].mapping == tasks.SEQUENCE and family in decoders and not _knows_padding(config):
+        raise UserError(
+            f"{architecture} reads the last token before the padding, and config.json has no pad_token_id",
+            "give it the id of the tokenizer's padding token",
+        )
     if task != "embedding" or (
         family in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.get("is_decoder")
     ):
@@ -200,6 +207,15 @@ def _check_network(config: dict[str, Any], task: str, around: Pipeline | None, t
             f"{architecture} is a decoder, and no modules.json says how it embeds",
             "take a sentence-transformers model, such as one that pools the last token",
         )
+
+
+def _knows_padding(config: dict[str, Any]) -> bool:
+    """Whether a decoder's configuration, or its family's default, names the padding token."""
+    from transformers import AutoConfig
+
+    values = {key: value for key, value in config.items() if key != "model_type"}
+    text = AutoConfig.for_model(config["model_type"], **values).get_text_config()
+    return text.pad_token_id is not None
 
 
 def _limits(

@@ -5,6 +5,8 @@ import re
 from scripts.lib.errors import UserError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+#: TorchServe takes a management path that holds /token for its token API: such a model cannot be seen or scaled.
+RESERVED = "token"
 _LONGEST = 100  # a file's name has 255 bytes, and a build in progress adds its own marks
 
 
@@ -18,6 +20,11 @@ def check_model_name(name: str) -> str:
         raise UserError(
             f"{name!r} can't be a model's name",
             f"letters, digits, '.', '_' and '-', a letter or digit first, at most {_LONGEST} characters",
+        )
+    if name.startswith(RESERVED):
+        raise UserError(
+            f"{name!r} can't be a model's name",
+            f"TorchServe takes /{RESERVED}… for its token API, so that such a model can't be managed: my-{name}",
         )
     if name.endswith(".mar"):
         raise UserError(f"{name!r} can't be a model's name", f"leave out .mar: --name {name.removesuffix('.mar')}")

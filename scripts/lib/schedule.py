@@ -7,6 +7,7 @@ slows down with the server and hides its queue (the coordinated omission that Gi
 import json
 import math
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,12 @@ from typing import Any
 from scripts.lib.errors import UserError
 
 POISSON, CONSTANT = "poisson", "constant"
+# Headers of a recorded request that were about its connection and its bytes, not about what was asked.
+OF_CONNECTION = frozenset(
+    {"connection", "content-length", "expect", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
+)
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 @dataclass(frozen=True)
@@ -119,7 +126,7 @@ class Arrival:
     Args:
         at: when it is due, in seconds from the start.
         body: what is sent.
-        headers: of this request alone.
+        headers: of this request alone, without those of a connection.
     """
 
     at: float
@@ -140,8 +147,9 @@ def read_trace(path: Path) -> list[Arrival]:
         if not isinstance(value, dict) or not isinstance(value.get("at"), int | float) or "body" not in value:
             raise UserError(f"{path}, line {number}: no object with `at` (seconds) and `body`", "see bench --help")
         headers = value.get("headers") or {}
-        if not isinstance(headers, dict) or not all(isinstance(text, str) for text in headers.values()):
-            raise UserError(f"{path}, line {number}: `headers` must map names to texts", "")
+        if not isinstance(headers, dict) or not all(map(is_header, headers, headers.values())):
+            raise UserError(f"{path}, line {number}: `headers` must map names to texts of one line", "")
+        headers = {name: text for name, text in headers.items() if name.lower() not in OF_CONNECTION}
         if not math.isfinite(value["at"]):
             raise UserError(f"{path}, line {number}: `at` is no time", "")
         arrivals.append(Arrival(float(value["at"]), as_body(value["body"]), headers))
@@ -150,6 +158,11 @@ def read_trace(path: Path) -> list[Arrival]:
     arrivals.sort(key=lambda arrival: arrival.at)
     first = arrivals[0].at
     return [Arrival(arrival.at - first, arrival.body, arrival.headers) for arrival in arrivals]
+
+
+def is_header(name: str, text: object) -> bool:
+    """Whether a name and a text can be sent as a header (RFC 9110, section 5)."""
+    return bool(_HEADER_NAME.fullmatch(name)) and isinstance(text, str) and not _CONTROLS.search(text)
 
 
 def read_bodies(path: Path) -> list[bytes]:

@@ -18,6 +18,7 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from scripts.lib.errors import UserError
+from scripts.lib.names import RESERVED
 
 DEFAULT_SERVING = Path("config/serving.yaml")
 
@@ -271,6 +272,8 @@ class Serving(_Strict):
         for name in value:
             if not _NAME.fullmatch(name):
                 raise ValueError(f"{name!r}: a model's name is letters, digits, dots, dashes and underscores")
+            if name.startswith(RESERVED):
+                raise ValueError(f"{name!r}: TorchServe takes /{RESERVED}… for its token API; give it another name")
         return value
 
     @classmethod

@@ -139,10 +139,11 @@ def timeline(samples: Iterable[Sample]) -> tuple[Second, ...]:
 
 def distribution(samples: Iterable[Sample]) -> tuple[tuple[float, float], ...]:
     """The latencies of answered requests as (milliseconds, share of requests within), ascending in both."""
-    latencies = sorted(sample.latency_s * 1e3 for sample in samples if sample.ok)
-    if not len(latencies):
+    latencies = [sample.latency_s * 1e3 for sample in samples if sample.ok]
+    if not latencies:
         return ()
-    return tuple((float(percentile(latencies, share) or 0.0), share / 100) for share in SHARES)
+    drawn = np.percentile(np.asarray(latencies), SHARES, method="inverted_cdf")
+    return tuple((float(value), share / 100) for value, share in zip(drawn, SHARES, strict=True))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.lib import encoder_decoder, reranker, splade
+from scripts.lib import encoder_decoder, nli, reranker, splade
 from scripts.lib.errors import UserError
 
 Files = Mapping[str, Path]
@@ -34,13 +34,13 @@ class Task:
     settings: Settings = _nothing
 
 
-_SEQUENCE = "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES"
+SEQUENCE = "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES"
 
 SERVED: Mapping[str, Task] = {
     "embedding": Task("handlers.embedding", (), "MODEL_MAPPING_NAMES"),
-    "reranking": Task("handlers.reranking", ("reranking", "classification"), _SEQUENCE, reranker.settings),
-    "classification": Task("handlers.classification", ("classification", "reranking"), _SEQUENCE),
-    "zero_shot": Task("handlers.zero_shot", ("classification",), _SEQUENCE),
+    "reranking": Task("handlers.reranking", ("reranking", "classification"), SEQUENCE, reranker.settings),
+    "classification": Task("handlers.classification", ("classification", "reranking"), SEQUENCE, nli.classification),
+    "zero_shot": Task("handlers.zero_shot", ("classification",), SEQUENCE, nli.zero_shot),
     "token_classification": Task(
         "handlers.token_classification", ("token_classification",), "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES"
     ),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from scripts.lib import marian
 from scripts.lib.errors import UserError
 from scripts.lib.tree import LeftOut
 
@@ -22,7 +23,8 @@ _OTHER_FORMATS = {
 }  # fmt: skip
 _FOLDERS = {"onnx": "ONNX", "openvino": "OpenVINO", "coreml": "Core ML"}
 _SLOW_TOKENIZERS = (
-    "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "bpe.codes",
+    "vocab.txt", "vocab.json", "merges.txt", "bpe.codes",
+    "spiece.model", "spm.model", "sentencepiece.bpe.model", "tokenizer.model",
 )  # fmt: skip
 _PICKLE_HEADS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
@@ -245,10 +247,10 @@ def tokenizer(files: Mapping[str, Path], home: Path, directory: Path, *, trust_r
         trust_remote_code: whether the model's own tokenizer code may run here.
 
     Returns:
-        {} when tokenizer.json is there, else its name → the new file.
+        {} when tokenizer.json is there, else its name → the new file; for Marian's, tokenizer_config.json's as well.
 
     Raises:
-        UserError: there is no tokenizer at all, or it can't be converted.
+        UserError: there is no tokenizer at all, or it can't be converted, or not without packages that aren't here.
     """
     if TOKENIZER in files:
         try:
@@ -256,13 +258,26 @@ def tokenizer(files: Mapping[str, Path], home: Path, directory: Path, *, trust_r
         except ValueError as error:
             raise UserError(f"{files[TOKENIZER]} is not JSON: {error}", "complete the download") from error
         return {}
+    if marian.present(files):
+        return marian.convert(files, directory)
     slow = [name for name in _SLOW_TOKENIZERS if name in files]
     if not slow:
         raise UserError("tokenizer.json is missing", "save the tokenizer beside the model with save_pretrained")
     from transformers import AutoTokenizer
+    from transformers.utils import is_protobuf_available, is_sentencepiece_available
 
+    there = {"sentencepiece": is_sentencepiece_available(), "protobuf": is_protobuf_available()}
+    if absent := [package for package, found in there.items() if not found]:
+        models = [name for name in slow if name.endswith(".model")]
+        if models:
+            raise UserError(
+                f"tokenizer.json is missing, and {models[0]} can't be converted without {' and '.join(absent)}",
+                f"pip install {' '.join(absent)}; serving does not need them",
+            )
     try:
         made = AutoTokenizer.from_pretrained(home, local_files_only=True, trust_remote_code=trust_remote_code)
+        if not made.is_fast:
+            raise ValueError(f"transformers has no fast tokenizer like {type(made).__name__}")
         made.backend_tokenizer.save(str(directory / TOKENIZER))
     except Exception as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -75,6 +75,34 @@ def test_a_subclass_whose_prompt_fails_on_one_request_fails_no_other(
     assert (fine.status, broken.status, broken.json()["code"]) == (200, 500, "handler_failure")
 
 
+class PanicException(BaseException):
+    """What the tokenizers library raises when its Rust code panics; the real one can't be made from Python."""
+
+
+def test_a_tokenizer_that_panics_on_one_text_fails_that_request_alone(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = served.handler.model.tokens
+    whole = tokens.encode
+
+    def encode(texts: Any) -> Any:
+        if any(text.item == "a dog" for text in texts):
+            raise PanicException("index out of bounds")
+        return whole(texts)
+
+    monkeypatch.setattr(tokens, "encode", encode)
+    fine, broken, also = served.ask({"text": "the cat"}, {"text": "a dog"}, {"text": "the cat"})
+    assert (fine.status, broken.status, also.status) == (200, 500, 200)
+    assert broken.json()["code"] == "handler_failure"
+
+    def stopped(texts: Any) -> Any:
+        raise SystemExit(1)
+
+    monkeypatch.setattr(tokens, "encode", stopped)
+    with pytest.raises(SystemExit):
+        served.ask({"text": "the cat"})
+
+
 def test_an_unknown_route_is_404_whatever_the_body(served: Served) -> None:
     for body in (b"", b"{", b'{"input": "a"}'):
         answer = served.ask(Body(body, "application/json", headers={"url_path": "v1/models"}))[0]

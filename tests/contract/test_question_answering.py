@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 from typer.testing import CliRunner
 
+from handlers import question_answering
 from scripts.build import build
 from scripts.lib import archive
 from scripts.lib.service import Body
@@ -302,3 +303,14 @@ def test_a_build_finds_the_task_and_verifies(tmp_path: Path, model: Path) -> Non
     assert result.exit_code == 0, result.output
     found = archive.read(tmp_path / "qa.mar")
     assert (found.handler, found.settings["task"], found.settings["max_tokens"]) == (HANDLER, "question_answering", 64)
+
+
+def test_the_search_is_work_that_a_request_may_have_too_much_of(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of long answers it takes longer than a small model does: uncounted it would outlast TorchServe's timeout."""
+    monkeypatch.setattr(question_answering, "LENGTH_SECONDS", 20.0)
+    body = {"question": "where?", "context": "the cat sleeps in the old house"}
+    long, short = served.ask(body, {**body, "max_answer_len": 1})
+    assert (long.status, long.json()["code"]) == (413, "too_much_work")
+    assert short.status == 200

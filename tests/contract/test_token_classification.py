@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from transformers.pipelines.token_classification import AggregationStrategy
 from typer.testing import CliRunner
 
+from handlers import token_classification
 from handlers.entities import STRATEGIES
 from scripts.build import build
 from scripts.lib import archive
@@ -193,3 +194,13 @@ def test_a_build_finds_the_task_and_verifies(tmp_path: Path, directory: Path) ->
     found = archive.read(tmp_path / "ner.mar")
     assert found.handler == "handlers.token_classification"
     assert (found.settings["task"], found.settings["max_tokens"]) == ("token_classification", MOST)
+
+
+def test_finding_groups_is_work_that_a_request_may_have_too_much_of(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spelling words takes as long as a small model does: what is not counted would outlast TorchServe's timeout."""
+    monkeypatch.setattr(token_classification, "GROUPED_SECONDS", 1000.0)
+    grouped, single = served.ask({"text": SHORT[0], "aggregation_strategy": "max"}, {"text": SHORT[0]})
+    assert (grouped.status, grouped.json()["code"]) == (413, "too_much_work")
+    assert single.status == 200

@@ -102,3 +102,8 @@ def test_impossible_limits(wrong: dict[str, int]) -> None:
 def test_keys_run_apart_under_limits_of_their_own() -> None:
     found = plan_apart([5, 1, 5, 5], ["a", "b", "a", "b"], {"a": Limits(10, 8, 1), "b": Limits(100, 1, 1)}.__getitem__)
     assert sorted(batch.indices for batch in found) == [(0, 2), (1,), (3,)]
+
+
+def test_where_a_launch_costs_nothing_only_equal_lengths_run_together() -> None:
+    batches = plan([5, 3, 5, 4, 3, 5], Limits(max_tokens=100, max_items=10))
+    assert [batch.indices for batch in batches] == [(1, 4), (3,), (0, 2, 5)]

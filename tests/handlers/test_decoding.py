@@ -159,6 +159,15 @@ def test_form_faults() -> None:
     fault("empty_body", lambda: form({}))
 
 
+def test_a_huge_name_of_a_form_field_is_not_sent_back() -> None:
+    """Escaped twice over it would pass TorchServe's limit, which kills the worker."""
+    error = fault("undecodable", lambda: form({"text": bytearray(b"a"), "é" * 1_000_000: bytearray(b"\xff")}))
+    assert error.param is not None
+    assert error.param.startswith("\\xe9")
+    assert len(error.param) < 100
+    assert len(error.message) < 200
+
+
 @given(st.dictionaries(st.sampled_from(["body", "data", "text", "x"]), st.binary(max_size=30).map(bytearray)))
 def test_no_row_raises_anything_but_a_request_error(row: dict[str, Any]) -> None:
     for kind in ("", "application/json", "text/plain; charset=utf-16", "text/plain", "x"):

@@ -3,10 +3,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModel, ModernBertConfig, ModernBertModel
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, ModernBertConfig, ModernBertModel
 
+from handlers.batching import plan
 from handlers.config import HandlerConfig
-from handlers.model import Costs, Model
+from handlers.costs import Costs
+from handlers.model import Model
+from handlers.request import Pair
 from handlers.tokens import Encoding, Text
 from tests.families import family
 from tests.models import HIDDEN, tiny_bert, write_tokenizer
@@ -144,3 +147,74 @@ def test_costs_follow_what_is_measured() -> None:
     for _ in range(20):
         stalled = stalled.relaxed()
     assert stalled.seconds_per_token < 0.003, "refusals alone lead back to where work is tried again"
+
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+ODD = {
+    "convbert": {**SIZES, "embedding_size": 32, "max_position_embeddings": 64},
+    "fnet": {**SIZES, "max_position_embeddings": 64},
+    "xlnet": {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64},
+}
+
+
+def odd(directory: Path, name: str, auto: Any) -> Any:
+    """A model of a family that looks at padding, with BERT's tokenizer."""
+    write_tokenizer(directory, model_max_length=48)
+    torch.manual_seed(0)
+    shape = {**ODD[name], "initializer_range": 0.3, "vocab_size": 140, "pad_token_id": 0}
+    net = auto.from_config(AutoConfig.for_model(name, **shape)).eval()
+    net.get_input_embeddings().weight.data[0] = 1.0  # as in checkpoints that other frameworks trained
+    net.save_pretrained(directory)
+    return net
+
+
+@pytest.mark.parametrize(("name", "attention"), [("convbert", "auto"), ("fnet", "auto"), ("fnet", "padded")])
+def test_texts_of_a_model_that_looks_at_padding_run_with_their_equals_alone(
+    tmp_path: Path, name: str, attention: str
+) -> None:
+    net = odd(tmp_path, name, AutoModel)
+    model = Model(tmp_path, config(attention=attention))
+    assert not model.pads
+    assert model.layout.startswith("equal lengths together")
+    encodings = encoded(model, [*TEXTS, "cat the"])
+    model.costs = Costs(1e-4, 1000)
+    batches = plan([len(e) for e in encodings], model.limits())
+    assert any(len(batch.indices) == 2 for batch in batches)
+    for batch in batches:
+        texts = [encodings[i] for i in batch.indices]
+        for text, found in zip(texts, states(model, texts), strict=True):
+            with torch.inference_mode():
+                expected = net(input_ids=torch.tensor([text.ids])).last_hidden_state[0]
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_a_head_that_reads_the_last_place_never_sees_padding(tmp_path: Path) -> None:
+    """XLNet's, which also knows segments without a table of them."""
+    net = odd(tmp_path, "xlnet", AutoModelForSequenceClassification)
+    model = Model(tmp_path, config(), architecture="AutoModelForSequenceClassification", reads="texts")
+    assert (model.pads, model.limits().launch_cost) == (False, 0)
+    (slot,) = model.tokens.encode([Text(Pair("the cat", "a dog runs"))])
+    assert isinstance(slot, list)
+    (pair,) = slot
+    assert 1 in pair.type_ids
+    with torch.inference_mode():
+        expected = net(input_ids=torch.tensor([pair.ids]), token_type_ids=torch.tensor([pair.type_ids])).logits
+    torch.testing.assert_close(model.logits([pair])[0], expected, rtol=0, atol=1e-5)
+
+
+def test_albert_classifiers_are_packed(tmp_path: Path) -> None:
+    """Their pooler is a bare linear layer, and its activation stands beside it."""
+    directory = family(tmp_path, "albert", head="sequence-classification")
+    model = Model(directory, config(), architecture="AutoModelForSequenceClassification", reads="texts")
+    assert model.packed, model.why_padded
+    net = AutoModelForSequenceClassification.from_pretrained(directory).eval()
+    encodings = encoded(model, TEXTS)
+    with torch.inference_mode():
+        alone = torch.cat([net(input_ids=torch.tensor([e.ids])).logits for e in encodings])
+    torch.testing.assert_close(model.logits(encodings)[0], alone, rtol=0, atol=1e-5)
+
+
+def test_the_log_and_the_card_say_why_a_model_is_not_packed(tmp_path: Path) -> None:
+    """The window, not that RoBERTa's numbering of positions found no room."""
+    model = Model(modern_bert(tmp_path, 16), config(max_tokens=400))
+    assert model.layout == "padded: packed attention applies no sliding window"

@@ -154,6 +154,16 @@ def test_a_huge_name_is_not_compared_with_the_known_ones() -> None:
         read({"text": "a", "normalise": True})
 
 
+@pytest.mark.parametrize("digits", [19, 4000])
+def test_a_number_of_thousands_of_digits_is_not_sent_back(digits: int) -> None:
+    for sign in (1, -1):
+        with pytest.raises(RequestError) as caught:
+            options.checked(sign * 10**digits, "top_k", options.integer(1))
+        assert (caught.value.code, caught.value.param) == ("invalid_value", "top_k")
+        assert len(caught.value.message) < 100
+    assert options.integer(1)(options.LARGEST) == options.LARGEST
+
+
 def test_items_may_change_but_not_their_number() -> None:
     request = read({"texts": ["a", "b"]})
     assert request.with_items(["c", "d"]).items == ("c", "d")

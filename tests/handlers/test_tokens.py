@@ -9,7 +9,8 @@ from transformers import AutoTokenizer
 
 from handlers.errors import RequestError
 from handlers.request import Pair
-from handlers.tokens import MOST_WINDOWS, Encoding, Text, Tokens, collate
+from handlers.tokens import Encoding, Text, Tokens, collate
+from handlers.truncation import MOST_WINDOWS
 from tests.strategies import texts
 
 

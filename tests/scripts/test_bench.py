@@ -1,13 +1,18 @@
 """The bench verb's options, and how a run is laid out; the measuring itself is tested end to end by hand and in e2e."""
 
+import json
 from collections.abc import Sequence
 from contextlib import nullcontext
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from typer.testing import CliRunner
 
+from scripts.__main__ import app
 from scripts.bench import _choices, _counts, _of_archive, bench
 from scripts.lib import benchmark
 from scripts.lib.benchmark import Settings, agreement, cosine
@@ -170,3 +175,58 @@ def test_what_the_subjects_answers_are_read_as() -> None:
     assert SUBJECTS["classification"].values({"predictions": [{"label": "a", "score": 0.5}]}, 1) == [[0.5]]
     assert SUBJECTS["token_classification"].values({"entities": [[{"score": 0.5}], []]}, 2) == [[0.5], []]
     assert SUBJECTS["seq2seq"].values({"texts": ["a b"]}, 1) == [["a", "b"]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rate": "5"}, "--rate would do nothing"),
+        ({"html_file": Path("x.html"), "warm_up": 0}, "--html and --warm-up would do nothing"),
+        ({"against": "http://h/x", "workers": 2}, "--workers would do nothing"),
+        (
+            {"against": "http://h/x", "archive_file": Path("a.mar"), "rounds": 3},
+            "--archive and --rounds would do nothing",
+        ),
+        ({"compare": (Path("a"), Path("b")), "clients": "1"}, "--clients would do nothing"),
+        ({"against": "http://h/x", "json_file": Path("/none/x.json")}, "there is no directory"),
+        ({"against": "http://h/x", "html_file": Path("/none/x.html")}, "there is no directory"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        bench(**options)
+
+
+def test_a_running_server_from_the_terminal(tmp_path: Path) -> None:
+    """Results are written as they are printed, and two of them compared."""
+    answered = 0
+
+    class Predict(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            nonlocal answered
+            answered += 1
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"[]")
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Predict) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/predictions/m"
+        options = ["--clients", "2", "--requests", "10", "--warm-up", "4", "--workload", "short"]
+        files = ["--json", str(tmp_path / "a.json"), "--html", str(tmp_path / "a.html")]
+        result = CliRunner().invoke(app, ["bench", "--against", url, *options, *files])
+        server.shutdown()
+    assert result.exit_code == 0, result.output
+    assert answered == 1 + 4 + 10
+    (window,) = json.loads((tmp_path / "a.json").read_bytes())["windows"]
+    assert (window["label"], window["summary"]["requests"]) == ("2 clients", 10)
+    assert "2 clients" in (tmp_path / "a.html").read_text()
+    result = CliRunner().invoke(app, ["bench", "--compare", *[str(tmp_path / "a.json")] * 2])
+    assert result.exit_code == 0, result.output

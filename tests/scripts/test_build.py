@@ -20,6 +20,7 @@ from scripts import build as verbs
 from scripts.lib import archive, integrity
 from scripts.lib.errors import UserError
 from tests.models import pickle_weights, tiny_bert, write_json
+from tests.scripts import builders
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICE = ROOT / "scripts" / "lib" / "service.py"
@@ -28,33 +29,12 @@ APP = typer.Typer(pretty_exceptions_enable=False)
 APP.command()(verbs.build)
 APP.command()(verbs.inspect)
 
-# A build in a process of its own whose verification waits until BUILDERS of them got that far (their files say so).
-TOGETHER = """
-import os, sys, time, typer
-from pathlib import Path
-from scripts import build
-def wait(*_):
-    barrier = Path(os.environ["BARRIER"])
-    (barrier / str(os.getpid())).touch()
-    while len(list(barrier.iterdir())) < int(os.environ["BUILDERS"]):
-        time.sleep(0.01)
-    return {"card": {}}
-build.verify = wait
-typer.run(build.build)
-"""
-
 
 def run(*arguments: Any) -> str:
     """Run the command in this process; return what it printed. Errors come out as they are."""
     result = CliRunner().invoke(APP, [str(argument) for argument in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
-
-
-@pytest.fixture
-def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the process that loads the archive, which takes seconds; the bytes are still checked."""
-    monkeypatch.setattr("scripts.lib.verification.answer_one", lambda *_, **__: {"card": {}})
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +111,7 @@ def test_a_change_of_the_model_is_seen_even_at_equal_size_and_date(tmp_path: Pat
     [
         (["--name", "a b"], "can't be a model's name"),
         (["--name", "m", "--version", "1/0"], "can't be a version"),
-        (["--name", "m", "--task", "reranking"], "the task reranking is not served"),
+        (["--name", "m", "--task", "reranking"], "it has no head for reranking"),
         (["--name", "m", "--dtype", "float64"], "dtype is 'float64'"),
         (["--name", "m", "--attention", "flash"], "attention is 'flash'"),
         (["--name", "m", "--pooling", "median"], "pooling mode 'median'"),
@@ -215,33 +195,27 @@ def test_a_transformer_in_a_folder_lies_in_the_root_and_still_loads(tmp_path: Pa
     assert (SentenceTransformer(str(tmp_path / "out" / "model")).encode("hello world") == expected).all()
 
 
-def start(model: Path, store: Path, temporary: Path, builders: int, *options: str) -> subprocess.Popen[str]:
-    environment = os.environ | {
-        "BARRIER": str(temporary / "barrier"),
-        "BUILDERS": str(builders),
-        "PYTHONPATH": str(ROOT),
-    }
-    environment |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(temporary / "tmp"))
-    (temporary / "barrier").mkdir(exist_ok=True)
-    (temporary / "tmp").mkdir(exist_ok=True)
-    command = [sys.executable, "-c", TOGETHER, str(model), "--name", "m", "--store", str(store), *options]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def ended(build: Any, temporary: Path) -> str:
+    """What a build printed that is to end now."""
+    build.join(120)
+    return builders.output(build, temporary)
 
 
 @pytest.mark.parametrize("options", [[], ["--force"], ["--if-changed"]])
 def test_four_builds_at_once_all_end_well(tmp_path: Path, minilm_like: Path, options: list[str]) -> None:
-    builds = [start(minilm_like, tmp_path / "store", tmp_path, 4, *options) for _ in range(4)]
-    outputs = [build.communicate(timeout=120)[0] for build in builds]
-    assert [build.returncode for build in builds] == [0] * 4, outputs
+    builds = [builders.start(minilm_like, tmp_path / "store", tmp_path, 4, *options) for _ in range(4)]
+    outputs = [ended(build, tmp_path) for build in builds]
+    assert [build.exitcode for build in builds] == [0] * 4, outputs
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["m.mar"]
     assert integrity.problems(tmp_path / "store" / "m.mar") == []
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_two_different_builds_at_once_without_force(tmp_path: Path, minilm_like: Path) -> None:
-    builds = [start(minilm_like, tmp_path / "store", tmp_path, 2, "--max-items", count) for count in ("5", "6")]
-    outputs = [build.communicate(timeout=120)[0] for build in builds]
-    assert sorted(build.returncode for build in builds) == [0, 1]
+    store = tmp_path / "store"
+    builds = [builders.start(minilm_like, store, tmp_path, 2, "--max-items", count) for count in ("5", "6")]
+    outputs = [ended(build, tmp_path) for build in builds]
+    assert sorted(build.exitcode for build in builds) == [0, 1]
     # Without the line breaks that the traceback's width puts into a long path
     assert sum("m.marexists" in "".join(output.split()) for output in outputs) == 1
     assert integrity.problems(tmp_path / "store" / "m.mar") == []
@@ -252,20 +226,21 @@ def test_two_different_builds_at_once_without_force(tmp_path: Path, minilm_like:
 )
 def test_a_build_that_is_stopped_leaves_no_archive(tmp_path: Path, minilm_like: Path, number: int, rests: int) -> None:
     store = tmp_path / "store"
-    build = start(minilm_like, store, tmp_path, 2)  # waits for a second one that never comes
+    build = builders.start(minilm_like, store, tmp_path, 2)  # waits for a second one that never comes
     until = time.monotonic() + 60
     while not list((tmp_path / "barrier").iterdir()) and time.monotonic() < until:
         time.sleep(0.01)
-    build.send_signal(number)
-    build.communicate(timeout=60)
+    os.kill(build.pid, number)
+    ended(build, tmp_path)
+    assert build.exitcode != 0
     assert not (store / "m.mar").exists()
     assert list((tmp_path / "tmp").iterdir()) == []
     assert len(list(store.iterdir())) == rests
     assert all(path.name.startswith(".") for path in store.iterdir())
     (tmp_path / "barrier" / "0").touch()
-    again = start(minilm_like, store, tmp_path, 2)
-    output, _ = again.communicate(timeout=60)
-    assert again.returncode == 0, output
+    again = builders.start(minilm_like, store, tmp_path, 2)
+    output = ended(again, tmp_path)
+    assert again.exitcode == 0, output
     assert [path.name for path in store.iterdir()] == ["m.mar"]
 
 

@@ -114,6 +114,12 @@ def test_too_many_workers_are_warned_of(capsys: pytest.CaptureFixture[str], monk
     assert "3 workers on 2 cores" in capsys.readouterr().err
 
 
+def test_a_name_that_cannot_be_managed_is_refused_before_the_call() -> None:
+    """TorchServe takes /models/token… for its token API."""
+    with pytest.raises(UserError, match="'tokens' can't be a model's name"):
+        workers.register(Path("m.mar"), name="tokens", management="http://127.0.0.1:9")
+
+
 def test_now_unregisters_at_once() -> None:
     server = Server(jobQueueStatus={"remainingCapacity": 1, "pendingRequests": 5})
     with serve(server) as url:

@@ -26,6 +26,7 @@ CLASSIFICATION = Task(
     {
         "top_k": top_k,
         "function_to_apply": options.one_of("none", "softmax", "sigmoid"),
+        "raw_scores": options.boolean,
         "truncate": options.boolean,
     },
     ("predict",),

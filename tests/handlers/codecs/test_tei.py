@@ -16,13 +16,13 @@ from tests.handlers.codecs.tasks import CLASSIFICATION, EMBEDDING, RERANKING, fa
         ("embed", EMBEDDING, {"inputs": ["a", [1, 2]], "normalize": False}, ("a", (1, 2)), {"normalize": False}),
         ("embed", EMBEDDING, {"inputs": [1, 2], "truncation_direction": "Right"}, ((1, 2),), {"normalize": True}),
         ("predict", CLASSIFICATION, {"inputs": "a"}, ("a",), {"top_k": None}),
-        ("predict", CLASSIFICATION, {"inputs": ["a", "b"], "raw_scores": False}, (Pair("a", "b"),), {"top_k": None}),
+        ("predict", CLASSIFICATION, {"inputs": ["a", "b"], "raw_scores": None}, (Pair("a", "b"),), {"top_k": None}),
         (
             "predict",
             CLASSIFICATION,
             {"inputs": [["a"], ["b", "c"]], "raw_scores": True},
             ("a", Pair("b", "c")),
-            {"top_k": None, "function_to_apply": "none"},
+            {"top_k": None, "raw_scores": True},
         ),
         (
             "rerank",

@@ -333,7 +333,9 @@ def test_manifests_that_say_nothing(built: Path, text: bytes) -> None:
     assert (whole.name, whole.version, whole.handler) == ("", "", "")
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "-a", "ä", "a%2f", "x" * 101, "a.mar", "a\n"])
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "a b", "-a", "ä", "a%2f", "x" * 101, "a.mar", "a\n", "token", "token_tagger"]
+)
 def test_names_that_torchserve_cannot_route(name: str) -> None:
     with pytest.raises(UserError):
         check_model_name(name)

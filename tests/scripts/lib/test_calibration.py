@@ -1,5 +1,7 @@
 """scripts.lib.calibration: a file of texts → the vectors that an archive takes its ranges from."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -62,3 +64,8 @@ def test_a_build_keeps_the_vectors_before_they_are_cut_and_normalised(tmp_path: 
     oracle = SentenceTransformer(str(model), device="cpu")
     plain = SentenceTransformer(modules=list(oracle)[:2], device="cpu")
     np.testing.assert_allclose(found, plain.encode(TEXTS, prompt="query: "), rtol=0, atol=1e-5)
+
+
+def test_no_command_waits_for_torch() -> None:
+    program = "import sys, scripts.__main__; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).resolve().parents[3], check=True)

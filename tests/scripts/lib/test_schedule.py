@@ -89,3 +89,20 @@ def test_bodies(tmp_path: Path) -> None:
         read_bodies(path)
     with pytest.raises(UserError, match="can't be read"):
         read_bodies(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "headers", [{"X": "a\r\nY: b"}, {"X": "\x00"}, {"": "a"}, {"X Y": "a"}, {"X:": "a"}, {"X": 1}, ["X"]]
+)
+def test_headers_that_can_not_be_sent_are_named(tmp_path: Path, headers: object) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(json.dumps({"at": 0, "body": 1, "headers": headers}))
+    with pytest.raises(UserError, match="line 1: `headers`"):
+        read_trace(path)
+
+
+def test_headers_of_the_recorded_connection_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    recorded = {"Content-Length": "999", "host": "old", "Transfer-Encoding": "chunked", "X-Tenant": "é\t1"}
+    path.write_text(json.dumps({"at": 0, "body": 1, "headers": recorded}))
+    assert read_trace(path)[0].headers == {"X-Tenant": "é\t1"}

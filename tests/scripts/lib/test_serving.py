@@ -124,6 +124,7 @@ def test_every_fault_is_in_the_message() -> None:
         ("models: {}", "models: must name at least one model"),
         ("models: {a: 3}", "models.a: must be a section, not 3"),
         ("models: {'a b': {archive: a.mar, version: '1'}}", "a model's name is letters"),
+        ("models: {tokens: {archive: a.mar, version: '1'}}", "for its token API"),
         ("modles: {}", "modles: unknown key; did you mean models?"),
         ("models: {a: {archive: a.mar, version: 1.0}}", 'write "1.0" in quotation marks'),
         ("models: !!python/object/apply:os.system ['true']", "not YAML"),
