@@ -10,8 +10,7 @@ import math
 import time
 import traceback
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,49 +20,25 @@ from ts.handler_utils.utils import send_intermediate_predict_response
 from ts.metrics.metric_type_enum import MetricTypes
 from ts.torch_handler.base_handler import BaseHandler
 
-from handlers import batching, decoding, parking, protocol, runner
+from handlers import batching, card, decoding, intake, options, parking, protocol, runner
+from handlers.batching import Limits
+from handlers.codecs.codec import Codec
 from handlers.config import HandlerConfig
-from handlers.errors import ModelFailure, Overloaded, RequestError, TooLarge
+from handlers.errors import HandlerFault, ModelFailure, Overloaded, RequestError, TooLarge, place, reason
 from handlers.metrics import ERRORS, Metrics
-from handlers.model import Model
-from handlers.protocol import Nouns, Request, Usage
+from handlers.model import Model, Reads
+from handlers.request import Item, Nouns, Request, Task, Usage, inside
+from handlers.serialise import dumps
 from handlers.threads import Threads
 from handlers.tokens import Encoding, Text
+from handlers.work import Slot, Work, placed, rendered
 
 logger = logging.getLogger(__name__)
 
 RESPONSE_TIMEOUT = 120  # seconds; TorchServe's, when model-config.yaml says nothing
 TIME_SHARE = 0.7  # of the response timeout that a batch may be predicted to take
 TOKENIZE_SHARE = 0.2  # of it, after which no further request of the batch is tokenised
-MAX_TEXT_CHARACTERS = 1_000_000  # of one text, prompt included: tokenising takes up to 4 µs and 600 bytes for each
-MAX_REQUEST_CHARACTERS = 8_000_000  # more than TorchServe lets in, unless a prompt is put before many texts
 ENVELOPE_BYTES = 1024  # of an answer beside its items
-
-
-@dataclass
-class Slot:
-    """One row of the batch.
-
-    Args:
-        openai: whether errors are answered in OpenAI's form.
-        request: what the client asks; None for a describe request.
-        error: why it cannot be answered.
-        encodings, outputs: of the request's items, in order.
-    """
-
-    openai: bool = False
-    request: Request | None = None
-    error: RequestError | None = None
-    encodings: list[Encoding] = field(default_factory=list)
-    outputs: list[Tensor | RequestError] = field(default_factory=list)
-
-
-@dataclass
-class Work:
-    """A batch on its way through the pipeline: one slot per row."""
-
-    slots: list[Slot]
-    started: float
 
 
 class TransformerHandler(BaseHandler):
@@ -72,10 +47,26 @@ class TransformerHandler(BaseHandler):
     Class attributes:
         nouns: the task's words for one result and for several.
         options: the request options it knows → a check that returns the value to use or raises RequestError.
+        nullable: options for which null is a value.
+        fields: fields of one instance sent as an object; the first is the one that a bare text stands for.
+        routes: paths of other servers' interfaces that it answers, of those in `protocol.ROUTES`.
+        token_ids: whether a text may be sent as token ids.
+        inputs_alone: whether Hugging Face's clients want the result of a single input bare, not in a list.
+        arrays: whether results are arrays of numbers, or base64 of them.
+        architecture: transformers' auto class that loads the model.
+        reads: what the task reads of the model.
     """
 
     nouns: ClassVar[Nouns] = Nouns("result", "results")
     options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+    nullable: ClassVar[tuple[str, ...]] = ()
+    fields: ClassVar[tuple[str, ...]] = ("text",)
+    routes: ClassVar[tuple[str, ...]] = ()
+    token_ids: ClassVar[bool] = False
+    inputs_alone: ClassVar[bool] = False
+    arrays: ClassVar[bool] = False
+    architecture: ClassVar[str] = "AutoModel"
+    reads: ClassVar[Reads] = "states"
 
     # TorchServe's life cycle
 
@@ -92,10 +83,24 @@ class TransformerHandler(BaseHandler):
         self.model_name = context.model_name
         self.metrics = Metrics(context.metrics, MetricTypes.COUNTER, context.model_name)
         self.threads = Threads(self.settings.threads)
-        self.model = Model(self.directory, self.settings, properties.get("gpu_id"))
+        self.model = Model(
+            self.directory, self.settings, properties.get("gpu_id"), architecture=self.architecture, reads=self.reads
+        )
         self.device = self.model.device
+        self.task = Task(
+            self.nouns,
+            self.fields,
+            self.options,
+            self.routes,
+            self.item,
+            self.nullable,
+            self.inputs_alone,
+            self.settings.max_items,
+            self.arrays,
+            self.pipeline_value,
+        )
         self.setup()
-        self.model.fit()
+        self.fit()
         self.initialized = True
         logger.info("Ready: %s", self.card())
 
@@ -116,17 +121,15 @@ class TransformerHandler(BaseHandler):
         begun = time.monotonic()
         open_slots = [slot for slot in data.slots if slot.request and not slot.error]
         encodings = [encoding for slot in open_slots for encoding in slot.encodings]
-        plan = batching.plan([len(encoding) for encoding in encodings], self.model.limits())
+        lengths = [len(encoding) for encoding in encodings]
+        plan = batching.plan_apart(lengths, [encoding.key for encoding in encodings], self.limits)
         tally = runner.Tally()
-        rows = iter(
-            runner.run(encodings, plan, self.forward, deadline=data.started + self.time_budget, tally=tally)
-            if encodings
-            else []
-        )
+        self.deadline = data.started + self.time_budget
+        rows = iter(runner.run(encodings, plan, self.forward, deadline=self.deadline, tally=tally) if encodings else [])
         for slot in open_slots:
             slot.outputs = [next(rows) for _ in slot.encodings]
         spent = time.monotonic() - begun
-        self.model.costs = self.model.costs.after(tally.tokens, tally.micro_batches, spent)
+        self.learn(tally, spent)
         for name, value in {
             "batchserve_items_total": len(encodings),
             "batchserve_tokens_total": tally.real_tokens,
@@ -153,6 +156,20 @@ class TransformerHandler(BaseHandler):
     def setup(self) -> None:
         """Load what the task needs beside the encoder. Called once, before the warm-up."""
 
+    def fit(self) -> None:
+        """Warm up, and learn what the model's work costs on this device."""
+        self.model.fit()
+
+    def item(self, value: Any, param: str) -> Item:
+        """An instance as sent, in the field `param` → an item. RequestError refuses the request."""
+        if self.token_ids and isinstance(value, list):
+            return options.token_ids(value, param)
+        name = self.fields[0]
+        if isinstance(value, dict):
+            name = next((key for key in (name, "data") if key in value), name)
+            value, param = options.members(value, param, [name])[name], inside(param, name)
+        return options.text(value, param, "a string or a list of token ids" if self.token_ids else "a string")
+
     def parse(self, request: Request) -> Request:
         """The request to run: its items may be changed, not their number. RequestError refuses it."""
         return request
@@ -161,28 +178,76 @@ class TransformerHandler(BaseHandler):
         """Text to put before every item of the request."""
         return ""
 
-    @abstractmethod
-    def forward(self, encodings: Sequence[Encoding], precise: bool) -> Tensor:
-        """Run encodings at once: one fp32 row per encoding, in order. `precise` asks for fp32 throughout."""
+    def texts(self, request: Request) -> Sequence[Text]:
+        """What to tokenise for a request: here each item, with the prompt before it."""
+        prompt = self.prompt(request)
+        truncate = request.options.get("truncate", True)
+        return [Text(item, prompt, truncate, request.param(i)) for i, item in enumerate(request.items)]
 
     @abstractmethod
-    def render(self, request: Request, rows: Tensor) -> Sequence[Any]:
-        """(items, …) rows of a request → one JSON value or float32 array per item."""
+    def forward(self, encodings: Sequence[Encoding], precise: bool) -> Tensor | Sequence[Tensor | RequestError]:
+        """Run encodings at once: one fp32 row per encoding, in order. `precise` asks for fp32 throughout.
+
+        Rows are stacked in one tensor, or are tensors of any shapes and errors. `self.deadline` is the
+        `time.monotonic()` at which long work should end.
+        """
 
     @abstractmethod
+    def render(self, request: Request, rows: Sequence[Tensor], encodings: Sequence[Encoding]) -> Sequence[Any]:
+        """The rows of a request's encodings, on the CPU → one JSON value or float32 array per item.
+
+        Args:
+            request: as `parse` returned it.
+            rows: what `forward` made of each encoding.
+            encodings: of the texts that `texts` returned, in order; a text in windows has several.
+        """
+
+    def pipeline_value(self, request: Request, value: Any) -> Any:
+        """A result in the form of transformers' pipelines, for Hugging Face's clients: mostly as it is."""
+        return value
+
     def item_bytes(self, request: Request) -> int:
-        """Most bytes that one item's result takes in the answer, so that what is too large is refused at once."""
+        """Most bytes that one item's result takes in the answer, so that what is too large is refused at once.
+
+        0 where that cannot be told: an answer that turns out too large is then refused after the work.
+        """
+        return 0
+
+    def limits(self, key: Hashable) -> Limits:
+        """What one micro-batch of encodings of this key may hold, and what it costs."""
+        return self.model.limits()
+
+    def seconds(self, encodings: Sequence[Encoding]) -> float:
+        """Predicted time of running these encodings, in seconds."""
+        tokens = sum(len(encoding) for encoding in encodings)
+        return self.model.costs.seconds(tokens, math.ceil(tokens / self.model.limits().max_tokens))
+
+    def learn(self, tally: runner.Tally, seconds: float) -> None:
+        """Correct what `seconds` predicts by what a batch has just taken."""
+        self.model.costs = self.model.costs.after(tally.tokens, tally.micro_batches, seconds)
+
+    def sample(self) -> Any:
+        """A JSON body that the model must be able to answer: what a build tries the archive with."""
+        return {"text": "hello"}
 
     def card(self) -> dict[str, Any]:
         """What is served, for `GET /models/NAME?customized=true` and the log."""
         limits = self.model.limits()
+        kind = type(self)
         return {
             "task": self.settings.task,
+            "handler": f"{kind.__module__}.{kind.__qualname__}",
+            **card.origin(self.directory, Path(self.context.system_properties["model_dir"])),
+            "fields": list(self.fields),
+            "options": list(self.options),
+            "routes": protocol.routes(self.task),
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": str(self.device),
             "attention": "packed" if self.model.packed else f"padded: {self.model.why_padded}",
             "max_tokens": self.settings.max_tokens,
             "max_items": self.settings.max_items,
+            "max_response_bytes": self.settings.max_response_bytes,
+            "response_timeout": self.response_timeout,
             "micro_batch_tokens": limits.max_tokens,
             "micro_batch_items": limits.max_items,
             "threads": self.threads.count,
@@ -193,127 +258,58 @@ class TransformerHandler(BaseHandler):
     # Rows → slots
 
     def _slot(self, index: int, row: Mapping[str, Any]) -> Slot:
-        headers = decoding.Headers(self.context.get_all_request_header(index) or {})
-        route = decoding.route_of(headers)
-        slot = Slot(openai=route == protocol.OPENAI_ROUTE)
+        slot = Slot()
         try:
-            protocol.check_route(route)
+            headers = decoding.Headers(self.context.get_all_request_header(index) or {})
+            route = decoding.route_of(headers)
+            slot.codec = protocol.by_route(route, decoding.media_type(headers), self.task)
             if headers.get("describe") == "True" and not row:
                 return slot
-            if headers.get("explain") == "True" and not slot.openai:
+            if headers.get("explain") == "True" and not route:
                 raise RequestError("This model gives no explanations.", code="no_explanations")
-            request = protocol.parse(decoding.decode(row, headers), self.options, self.settings.max_items)
-            checked = {name: self._option(name, value) for name, value in request.options.items()}
-            slot.request = self.parse(replace(request, options=checked))
-            self._check_answer(slot.request)
+            call = decoding.decode(row, headers, self.fields)
+            slot.codec = protocol.by_body(slot.codec, call, self.task)
+            slot.writer = protocol.by_accept(slot.codec, decoding.accepted(headers))
+            slot.echo = slot.codec.echo(call)
+            asked = protocol.read(call, slot.codec, self.task)
+            slot.request = intake.parsed(self.parse(asked), asked)
+            self._check_answer(slot.request, slot.writer)
         except RequestError as error:
             slot.error = error
         except Exception as error:  # noqa: BLE001 - a subclass's fault on one row must stay with that row
-            slot.error = _failure("parse", error)
+            slot.error = self._failure("parse", error)
         return slot
 
-    def _option(self, name: str, value: Any) -> Any:
-        check = self.options.get(name)
-        if check is None:
-            return value
-        try:
-            return check(value)
-        except RequestError as error:
-            raise error.at(name) from None
-
-    def _check_answer(self, request: Request) -> None:
+    def _check_answer(self, request: Request, codec: Codec) -> None:
         """Refuse before compute what TorchServe could not send: a larger answer kills the worker."""
         room = self.settings.max_response_bytes - ENVELOPE_BYTES
-        each = self.item_bytes(request)
+        each = codec.bound(self.item_bytes(request), self.task)
         if each * len(request.items) > room:
+            fit = room // each
+            advice = f"at most {fit} items fit in one request" if fit > 0 else "a single item may; ask for less of it"
             raise TooLarge(
-                f"The answer may pass {self.settings.max_response_bytes} bytes; "
-                f"at most {max(0, room // each)} items fit in one request.",
+                f"The answer may pass {self.settings.max_response_bytes} bytes; {advice}.",
                 code="answer_too_large",
-                param=request.field,
+                param=request.field or None,
             )
 
     def _encode(self, slots: Sequence[Slot], deadline: float) -> None:
-        """Tokenise the texts of the batch, in few calls, a request at a time once there is much of it."""
-        waiting: list[tuple[Slot, list[Text]]] = []
-        characters = 0
+        """Tokenise the texts of the batch."""
         for slot in slots:
             if slot.request is None or slot.error:
                 continue
             try:
-                texts = self._texts(slot.request)
+                slot.texts = intake.checked(self.texts(slot.request), slot.request, self.settings.max_items)
             except RequestError as error:
                 slot.error = error
-                continue
             except Exception as error:  # noqa: BLE001 - as in _slot
-                slot.error = _failure("prompt", error)
-                continue
-            characters += sum(map(len, texts))
-            waiting.append((slot, texts))
-            if characters > MAX_TEXT_CHARACTERS:
-                self._tokenise(waiting, deadline)
-                waiting, characters = [], 0
-        self._tokenise(waiting, deadline)
-
-    def _texts(self, request: Request) -> list[Text]:
-        """What to tokenise for a request.
-
-        Raises:
-            RequestError: the prompt cannot be had.
-            TooLarge: tokenising would take too long or too much memory.
-        """
-        prompt = self.prompt(request)
-        truncate = request.options.get("truncate", True)
-        texts = [Text(item, prompt, truncate) for item in request.items]
-        for i, text in enumerate(texts):
-            if len(text) > MAX_TEXT_CHARACTERS:
-                said = f"the text has {len(text)} characters; at most {MAX_TEXT_CHARACTERS} are read."
-                raise _placed(TooLarge(said, code="text_too_long"), request, i)
-        total = sum(map(len, texts))
-        if total > MAX_REQUEST_CHARACTERS:
-            raise TooLarge(
-                f"With their prompt the texts have {total} characters; at most {MAX_REQUEST_CHARACTERS} fit.",
-                code="too_large",
-                param=request.field,
-            )
-        return texts
-
-    def _tokenise(self, waiting: Sequence[tuple[Slot, list[Text]]], deadline: float) -> None:
-        if time.monotonic() > deadline:
-            for slot, _ in waiting:
-                slot.error = Overloaded("The batch holds too much text beside this request; try again.")
-            return
-        encoded = iter(self.model.tokens.encode([text for _, texts in waiting for text in texts]))
-        for slot, texts in waiting:
-            for i, encoding in enumerate([next(encoded) for _ in texts]):
-                if isinstance(encoding, Encoding):
-                    slot.encodings.append(encoding)
-                elif slot.error is None and slot.request is not None:
-                    slot.error = _placed(encoding, slot.request, i)
+                slot.error = self._failure("texts", error)
+        intake.encode(slots, self.model.tokens, deadline, lambda error: self._failure("texts", error))
 
     def _admit(self, slots: Sequence[Slot], budget: float) -> None:
-        """Refuse, in order of arrival, what the worker could not finish before TorchServe gives up on it."""
-        spent = 0.0
-        for slot in slots:
-            if slot.error or not slot.request:
-                continue
-            tokens = sum(len(encoding) for encoding in slot.encodings)
-            launches = math.ceil(tokens / self.model.limits().max_tokens)
-            seconds = self.model.costs.seconds(tokens, launches)
-            if seconds > self.time_budget:
-                fit = int(len(slot.encodings) * self.time_budget / seconds)
-                slot.error = TooLarge(
-                    f"{tokens} tokens would take about {seconds:.0f} s; at most about {fit} items like these fit "
-                    f"in the {self.time_budget:.0f} s of one request.",
-                    code="too_much_work",
-                    param=slot.request.field,
-                )
-                self.model.costs = self.model.costs.relaxed()
-            elif spent + seconds > budget:
-                slot.error = Overloaded("The batch holds too much work beside this request; try again.")
-                self.model.costs = self.model.costs.relaxed()
-            else:
-                spent += seconds
+        """Refuse what the worker could not finish in time; what is refused never runs, so costs must learn from it."""
+        for _ in range(intake.admit(slots, self.seconds, budget, self.time_budget)):
+            self.model.costs = self.model.costs.relaxed()
 
     # Slots → answers
 
@@ -327,21 +323,22 @@ class TransformerHandler(BaseHandler):
             except RequestError as error:
                 slot.error = error
             except Exception as error:  # noqa: BLE001 - as in _slot
-                slot.error = _failure("render", error)
+                slot.error = self._failure("render", error)
         assert slot.error is not None
         failure = slot.error
         self.metrics.count(ERRORS, 1, failure.code)
-        self.context.set_response_status(failure.status, protocol.phrase(failure.status), index)
+        status = slot.codec.status(failure)
+        self.context.set_response_status(status, protocol.phrase(status), index)
         if isinstance(failure, Overloaded):
             self.context.set_response_header(index, "Retry-After", "1")
-        return protocol.error_answer(failure, openai=slot.openai)
+        return slot.codec.refuse(failure, slot.echo)
 
     def _describe(self, index: int) -> bytes:
         """The card; a worker that is named in the request's headers answers and then holds still until it is killed."""
         headers = decoding.Headers(self.context.get_all_request_header(index) or {})
         alone = len(self.context.request_ids) == 1
         seconds = parking.seconds(headers) if alone else 0.0
-        body = protocol.dumps({**self.card(), "worker": parking.worker(parked=seconds > 0)})
+        body = dumps({**self.card(), "worker": parking.worker(parked=seconds > 0)})
         if seconds:
             send_intermediate_predict_response([body], self.context.request_ids, "parked", 200, self.context)
             parking.hold(seconds)
@@ -349,20 +346,28 @@ class TransformerHandler(BaseHandler):
 
     def _rendered(self, index: int, request: Request, slot: Slot) -> bytes:
         rows = []
-        for i, output in enumerate(slot.outputs):
+        for param, output in zip(slot.params, slot.outputs, strict=True):
             if isinstance(output, RequestError):
-                raise _placed(output, request, i)
+                raise placed(output, param)
             rows.append(output)
         usage = Usage(sum(len(e) for e in slot.encodings), sum(e.cut for e in slot.encodings))
-        results = self.render(request, torch.stack(rows))
-        if len(results) != len(request.items):
-            raise ValueError(f"render returned {len(results)} results for {len(request.items)} items")
-        body = protocol.answer(request, results, self.nouns, self.model_name, usage)
+        results = rendered(self.render(request, rows, slot.encodings), request)
+        try:
+            body = slot.writer.write(request, results, self.task, self.model_name, usage)
+        except (TypeError, ValueError) as error:
+            raise HandlerFault(f"render returned what is no JSON: {error}") from error
         if len(body) > self.settings.max_response_bytes:
             raise TooLarge("The answer is larger than TorchServe can send; send fewer items.", code="answer_too_large")
+        self.context.set_response_content_type(index, slot.writer.content_type)
         if usage.cut:
             self.context.set_response_header(index, "X-Truncated-Tokens", str(usage.cut))
         return body
+
+    def _failure(self, step: str, error: Exception) -> ModelFailure:
+        """An unexpected exception of one request: its place goes to the log, its message (which may quote) nowhere."""
+        trace = "".join(traceback.format_tb(error.__traceback__))
+        logger.error("%s (%s) failed on one request: %s\n%s", step, place(getattr(self, step)), reason(error), trace)
+        return ModelFailure(f"The handler's {step} failed on this request.", code="handler_failure")
 
     # A client's header must not turn the whole batch into something else: both are looked at per row
 
@@ -371,19 +376,3 @@ class TransformerHandler(BaseHandler):
 
     def _is_explain(self) -> bool:
         return False
-
-
-def _placed(error: RequestError, request: Request, index: int) -> RequestError:
-    """The error of one item, naming it."""
-    param = request.param(index)
-    message = error.message
-    if message[:1].islower():  # «the text's 90 tokens …», «token 3 is …»: said of an item
-        message = f"{param}: {message}"
-    return type(error)(message, code=error.code, param=param)
-
-
-def _failure(step: str, error: Exception) -> ModelFailure:
-    """An unexpected exception of one request: its place goes to the log, its message (which may quote) nowhere."""
-    trace = "".join(traceback.format_tb(error.__traceback__))
-    logger.error("%s failed on one request: %s\n%s", step, type(error).__name__, trace)
-    return ModelFailure(f"The handler's {step} failed on this request.", code="handler_failure")

@@ -6,8 +6,8 @@ cutting the sorted list at the cheapest places (a dynamic programme) is optimal 
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 
@@ -66,6 +66,20 @@ def plan(lengths: Sequence[int], limits: Limits) -> list[MicroBatch]:
         batches.append(MicroBatch(tuple(order[start:end]), length, tokens))
         start = end
     return batches
+
+
+def plan_apart(
+    lengths: Sequence[int], keys: Sequence[Hashable], limits: Callable[[Hashable], Limits]
+) -> list[MicroBatch]:
+    """As `plan`, but only texts of equal keys run together, each key under its own limits."""
+    groups: dict[Hashable, list[int]] = {}
+    for index, key in enumerate(keys):
+        groups.setdefault(key, []).append(index)
+    return [
+        replace(batch, indices=tuple(members[i] for i in batch.indices))
+        for key, members in groups.items()
+        for batch in plan([lengths[i] for i in members], limits(key))
+    ]
 
 
 def cost(batches: Sequence[MicroBatch], limits: Limits) -> int:

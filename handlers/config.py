@@ -8,6 +8,13 @@ from typing import Any, get_args
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 ATTENTION = ("auto", "packed", "padded")
 POOLING = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+# Of torch.nn: those that a reranker's files may name, finite for finite logits
+ACTIVATIONS = (
+    *("Identity", "Sigmoid", "Tanh", "Softmax", "ReLU", "GELU", "SiLU"),
+    *("Softplus", "Softsign", "LogSigmoid", "Hardsigmoid", "Hardtanh"),
+)
+SPLADE_STRATEGIES = ("max", "sum")
+SPLADE_ACTIVATIONS = ("relu", "log1p_relu")
 
 # Families whose activations are known to pass fp16's largest number (65,504).
 OVERFLOWS_FP16 = frozenset({"t5", "mt5", "umt5", "longt5", "gemma", "gemma2", "gemma3", "gemma3_text"})
@@ -30,6 +37,7 @@ class HandlerConfig:
         max_items: most texts in one request.
         max_batch_tokens: tokens run at once; None takes the device's default.
         max_batch_items: texts run at once.
+        max_new_tokens: most tokens of a text that the model writes.
         threads: intra-op threads; None follows cores ÷ workers.
         max_response_bytes: TorchServe's `max_response_size`; a larger answer would kill the worker.
         pooling: one pooling mode or several to concatenate.
@@ -38,6 +46,11 @@ class HandlerConfig:
         lower_case: lower-case texts before the tokenizer's own normaliser.
         prompts: prompt name → text put before the input.
         default_prompt_name: prompt used when a request names none.
+        activation: of torch.nn, applied to a reranker's logits.
+        calibration: file of the archive with the vectors that int8 and uint8 take their ranges from.
+        splade_strategy: how a sparse embedding pools the tokens' scores of a word.
+        splade_activation: what is applied to those scores.
+        max_active_dims: most words of a sparse embedding, unless the request says otherwise; None keeps all.
         dense: directories, relative to `model`, of dense layers applied after pooling, in order.
         trust_remote_code: whether code in the model's directory may run; only ever set by the builder on request.
         profile: TorchServe's own switch for its `timed` decorator.
@@ -51,6 +64,7 @@ class HandlerConfig:
     max_items: int = 1024
     max_batch_tokens: int | None = None
     max_batch_items: int = 256
+    max_new_tokens: int = 512
     threads: int | None = None
     max_response_bytes: int = 6_553_500
     pooling: tuple[str, ...] = ("mean",)
@@ -59,6 +73,11 @@ class HandlerConfig:
     lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
+    activation: str = "Identity"
+    calibration: str | None = None
+    splade_strategy: str = "max"
+    splade_activation: str = "relu"
+    max_active_dims: int | None = None
     dense: tuple[str, ...] = ()
     trust_remote_code: bool = False
     profile: bool = False
@@ -78,7 +97,13 @@ class HandlerConfig:
         return config
 
     def _check(self) -> None:
-        for key, allowed in (("dtype", DTYPES), ("attention", ATTENTION)):
+        for key, allowed in (
+            ("dtype", DTYPES),
+            ("attention", ATTENTION),
+            ("activation", ACTIVATIONS),
+            ("splade_strategy", SPLADE_STRATEGIES),
+            ("splade_activation", SPLADE_ACTIVATIONS),
+        ):
             if getattr(self, key) not in allowed:
                 raise ConfigError(f"handler: {key} is {getattr(self, key)!r}; allowed are {', '.join(allowed)}")
         for mode in self.pooling:
@@ -86,15 +111,16 @@ class HandlerConfig:
                 raise ConfigError(f"handler: pooling mode {mode!r} is unknown; allowed are {', '.join(POOLING)}")
         if not self.pooling:
             raise ConfigError("handler: pooling names no mode")
-        for key in ("max_tokens", "max_items", "max_batch_tokens", "max_batch_items", "threads", "max_response_bytes"):
+        for key in ("max_tokens", "max_items", "max_batch_tokens", "max_batch_items", "max_new_tokens", "threads",
+                    "max_response_bytes", "max_active_dims"):  # fmt: skip
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ConfigError(f"handler: {key} is {value}; it must be at least 1")
         if self.default_prompt_name is not None and self.default_prompt_name not in self.prompts:
             raise ConfigError(f"handler: default_prompt_name {self.default_prompt_name!r} is not among the prompts")
-        parts = [self.model, *self.dense]
+        parts = [self.model, *self.dense, self.calibration or ""]
         if any(part.startswith("/") or ".." in part.split("/") for part in parts):
-            raise ConfigError("handler: model and dense are paths inside the archive")
+            raise ConfigError("handler: model, dense and calibration are paths inside the archive")
 
 
 def section(kind: Any, mapping: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ decode arrives as bytes. Form fields arrive as keys of the row, a plain body as 
 
 import codecs
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from email.message import Message
 from typing import Any
@@ -14,6 +14,9 @@ from typing import Any
 from handlers.errors import RequestError, shown
 
 TEXT_FIELDS = ("data", "text")
+# Media types of bodies that are lines, which a codec takes apart
+JSON_LINES = ("application/jsonlines", "application/x-jsonlines", "application/jsonl", "application/x-ndjson")
+CSV = ("text/csv", "application/csv")
 
 CHARSETS = frozenset(
     [
@@ -95,8 +98,22 @@ def route_of(headers: Headers) -> str:
     return str(headers.get("url_path") or "").strip("/")
 
 
-def decode(row: Mapping[str, Any], headers: Headers) -> Call:
+def media_type(headers: Headers) -> str:
+    """The request's own media type; empty where it has none."""
+    whole = _parsed(headers.get("content-type"))
+    return whole.get_content_type() if whole is not None else ""
+
+
+def accepted(headers: Headers) -> list[str]:
+    """The media types of the Accept header, in its order."""
+    return [kind.partition(";")[0].strip().lower() for kind in str(headers.get("accept") or "").split(",")]
+
+
+def decode(row: Mapping[str, Any], headers: Headers, fields: Sequence[str] = ()) -> Call:
     """Find the body and the route of one request.
+
+    Args:
+        fields: of an instance of the task, which a form may hold too.
 
     Raises:
         RequestError: no body, undecodable bytes, malformed JSON, or a form that holds none of the known fields.
@@ -105,13 +122,20 @@ def decode(row: Mapping[str, Any], headers: Headers) -> Call:
     if "body" in row:
         kind, charset = headers.content_type("body")
         return Call(_value(row["body"], kind, charset, "body"), route)
-    return Call(_form(row, headers), route)
+    return Call(_form(row, headers, fields), route)
 
 
-def _form(row: Mapping[str, Any], headers: Headers) -> Any:
-    """A form's body: its text field, with its other fields as options."""
+def _form(row: Mapping[str, Any], headers: Headers, fields: Sequence[str]) -> Any:
+    """A form's body: its text field or the task's fields, with its other fields as options."""
     found = [field for field in TEXT_FIELDS if field in row]
     if not found:
+        if any(field in row for field in fields):
+            return {
+                name: _value(row[name], "text/plain", headers.content_type(name)[1], name)
+                if name in fields
+                else _option(row[name], headers, name)
+                for name in row
+            }
         as_form = not row and headers.content_type("")[0] == "application/x-www-form-urlencoded"
         if as_form or any(str(name).lstrip().startswith(("{", "[", '"')) for name in row):
             raise RequestError(
@@ -129,7 +153,13 @@ def _form(row: Mapping[str, Any], headers: Headers) -> Any:
     if field == "text":
         kind = "text/plain"  # a field named text is a text even when it looks like JSON
     body = _value(row[field], kind, charset, field)
-    options = {name: _option(row[name], headers, name) for name in row if name != field}
+    options = {
+        name: _value(row[name], "text/plain", headers.content_type(name)[1], name)
+        if name in fields
+        else _option(row[name], headers, name)
+        for name in row
+        if name != field
+    }
     if not options:
         return body
     if not isinstance(body, dict):
@@ -157,7 +187,7 @@ def _value(value: Any, kind: str, charset: str | None, field: str) -> Any:
     if not isinstance(value, bytes | bytearray):
         return value
     text = _text(bytes(value), charset, field)
-    if kind.startswith("text/"):
+    if kind.startswith("text/") or kind in JSON_LINES or kind in CSV:
         return text
     if not text:
         raise RequestError(f"The {field} is empty.", code="empty_body", param=None if field == "body" else field)

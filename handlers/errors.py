@@ -9,8 +9,8 @@ RequestError                400  the client's mistake; `param` names the field o
 """
 
 import difflib
-from collections.abc import Iterable
-from typing import ClassVar
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
 
 LONGEST_NAME = 64  # characters of a name that is compared with the known ones
 
@@ -71,6 +71,22 @@ class ModelFailure(RequestError):
 
     status = 500
     default_code = "model_failure"
+
+
+class HandlerFault(Exception):
+    """A handler's method gave back what the pipeline cannot use. The message is logged: it quotes no request."""
+
+
+def reason(error: Exception) -> str:
+    """What a log may say of an exception: others than ours may quote a client's text."""
+    name = type(error).__name__
+    return f"{name}: {error}" if isinstance(error, HandlerFault) else name
+
+
+def place(method: Callable[..., Any]) -> str:
+    """File and line of a handler's method."""
+    code = getattr(method, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else type(method).__name__
 
 
 def shown(value: object, limit: int = 60) -> str:

@@ -5,7 +5,8 @@ padded states are pooled by the same code, and a non-finite token can only spoil
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from handlers.tokens import Layout
+
+SPLADE_SLICE = 1 << 25  # scores of a vocabulary that are held at once: 128 MB of fp32
 
 
 def pool(hidden: Tensor, layout: Layout, modes: Sequence[str]) -> Tensor:
@@ -58,6 +61,59 @@ def _tokens_of(hidden: Tensor, starts: list[int], lengths: list[int]) -> Tensor:
         return hidden[: starts[-1] + lengths[-1]]
     spans = [torch.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)]
     return hidden[torch.cat(spans).to(hidden.device)]
+
+
+def splade(
+    hidden: Tensor,
+    layout: Layout,
+    head: Callable[[Tensor], Tensor],
+    *,
+    vocabulary: int,
+    strategy: str = "max",
+    activation: str = "relu",
+) -> Tensor:
+    """Pool each text's scores of the vocabulary: one weight per word (Formal et al. 2021, SPLADE).
+
+    The scores of all tokens together may take gigabytes, so `head` makes them for a slice of the tokens at a time.
+
+    Args:
+        hidden: (tokens, dimension), padding included where the layout is padded.
+        layout: where each text lies.
+        head: states of some tokens → their fp32 scores, (tokens, vocabulary).
+        vocabulary: words that the head scores.
+        strategy: `max` or `sum` over a text's tokens of log(1 + max(0, score)).
+        activation: `relu`, or `log1p_relu` for a second log(1 + …) of each.
+
+    Returns:
+        (texts, vocabulary), fp32.
+    """
+    states = _tokens_of(hidden, layout.starts, layout.lengths)
+    ends = list(accumulate(layout.lengths))
+    pooled = torch.zeros(len(ends), vocabulary, device=hidden.device)  # no activation is below 0
+    step = max(1, SPLADE_SLICE // vocabulary)
+    text = 0
+    for start in range(0, len(states), step):
+        scores = head(states[start : start + step])
+        if strategy == "sum":
+            scores = _activated(scores, activation)
+        at = start
+        while at < start + len(scores):
+            until = min(ends[text], start + len(scores))
+            part = scores[at - start : until - start]
+            if strategy == "sum":
+                pooled[text] += part.sum(0)
+            else:
+                torch.maximum(pooled[text], part.amax(0), out=pooled[text])
+            at = until
+            text += until == ends[text]
+    # An activation never falls, so that the largest score has the largest one
+    return pooled if strategy == "sum" else _activated(pooled, activation)
+
+
+def _activated(scores: Tensor, activation: str) -> Tensor:
+    """In place."""
+    weights = scores.relu_().log1p_()
+    return weights.log1p_() if activation == "log1p_relu" else weights
 
 
 class Dense(nn.Module):

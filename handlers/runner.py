@@ -5,19 +5,20 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from handlers import memory
 from handlers.batching import MicroBatch
-from handlers.errors import ModelFailure, OutOfMemory, Overloaded, RequestError
+from handlers.errors import HandlerFault, ModelFailure, OutOfMemory, Overloaded, RequestError, place, reason
 from handlers.tokens import Encoding
 
 logger = logging.getLogger(__name__)
 
-# forward(encodings, precise) → one row per encoding, fp32
-Forward = Callable[[Sequence[Encoding], bool], Tensor]
+# forward(encodings, precise) → one row per encoding, fp32: a tensor of them, or tensors of any shapes and errors
+Forward = Callable[[Sequence[Encoding], bool], Tensor | Sequence[Tensor | RequestError]]
 
 
 @dataclass
@@ -89,8 +90,8 @@ def _attempt(
     try:
         rows = forward(encodings, precise)
         if len(rows) != len(encodings):
-            raise ValueError(f"forward returned {len(rows)} rows for {len(encodings)} texts")
-        return list(rows.cpu())
+            raise HandlerFault(f"forward returned {len(rows)} rows for {len(encodings)} texts")
+        return [_row(row) for row in (rows.cpu() if isinstance(rows, Tensor) else rows)]
     except torch.AcceleratorError as error:
         # A failed kernel leaves the process without its device: only a new worker can answer again
         logger.critical("The device failed: %s. The worker ends, and TorchServe starts a new one.", error)
@@ -102,7 +103,7 @@ def _attempt(
                 return [OutOfMemory(f"the text's {len(encodings[0])} tokens do not fit into memory.")]
             # The message may quote the text, so it stays out of the log; the place does not
             trace = "".join(traceback.format_tb(error.__traceback__))
-            logger.error("The model failed on one text: %s\n%s", type(error).__name__, trace)
+            logger.error("forward (%s) failed on one text: %s\n%s", place(forward), reason(error), trace)
             return [ModelFailure("The model failed on this text.")]
     # Outside the except clause: the exception's frames hold the tensors that filled the memory
     if out_of_memory:
@@ -111,6 +112,14 @@ def _attempt(
     middle = len(encodings) // 2
     halves = (encodings[:middle], encodings[middle:])
     return [row for half in halves for row in _attempt(half, forward, precise, tally)]
+
+
+def _row(row: Any) -> Tensor | RequestError:
+    if isinstance(row, Tensor):
+        return row.cpu()
+    if isinstance(row, RequestError):
+        return row
+    raise HandlerFault(f"forward returned a {type(row).__name__} for a text; rows are tensors")
 
 
 def _repaired(encodings: Sequence[Encoding], forward: Forward, tally: Tally) -> list[Tensor | RequestError]:

@@ -1,34 +1,64 @@
 """Texts → encodings, and encodings → packed or padded tensors."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from tokenizers import normalizers
 from torch import Tensor
 
 from handlers.errors import RequestError
+from handlers.request import Pair
 
 CHUNK_CHARACTERS = 300_000  # tokenised in one call
+MOST_WINDOWS = 8  # that share a token: else the little room beside a long text makes windows without end
+
+
+class Source(NamedTuple):
+    """Where an encoding's tokens come from.
+
+    Args:
+        offsets: (start, end) of each token in its text, in characters.
+        sequences: 0 or 1 for a token of the first or second text, None for a special token.
+        words: which word of its text each token is in, None for a special token.
+    """
+
+    offsets: list[tuple[int, int]]
+    sequences: list[int | None]
+    words: list[int | None]
+
+    def without(self, gaps: list[tuple[int, int]]) -> "Source":
+        """The source of the tokens outside these stretches."""
+        return Source(_without(self.offsets, gaps), _without(self.sequences, gaps), _without(self.words, gaps))
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """One tokenised text.
+    """One tokenised text or pair, or one window of a long one.
 
     Args:
         ids: token ids, special tokens included.
         type_ids: segment of each token.
         cut: tokens lost to truncation.
         skip: leading tokens that pooling leaves out.
+        key: encodings with different keys never share a forward pass.
+        window: which window of its text this is, from 0.
+        source: where its tokens come from, for tasks that ask.
+        start: tokens of the windowed text before this window.
+        options: what the request asks of it, for forward passes that have to know.
     """
 
     ids: list[int]
     type_ids: list[int]
     cut: int = 0
     skip: int = 0
+    key: Hashable = None
+    window: int = 0
+    source: Source | None = None
+    start: int = 0
+    options: Any = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -36,21 +66,62 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Text:
-    """What to tokenise: a text with its prompt, or the ids of one, and the request's wish for truncation.
+    """What to tokenise for one input of the model, and how.
 
     Args:
-        item: text or token ids.
+        item: a text, the ids of one, or two texts.
         prompt: text put before it; ignored for token ids.
         truncate: whether to cut what is too long; else it is an error.
+        param: what errors call it.
+        key: passed on to its encodings.
+        cut: which text of a pair loses tokens: the longer one, or only the first or second.
+        stride: instead of cutting, windows that overlap by this many tokens; of a pair, over the text named by `cut`.
+            They overlap by less where each would bring less than 1 / MOST_WINDOWS of the model's length.
+        sourced: whether its encodings tell where their tokens come from.
+        options: passed on to its encodings, which share a forward pass all the same.
     """
 
-    item: str | tuple[int, ...]
+    item: str | tuple[int, ...] | Pair
     prompt: str = ""
     truncate: bool = True
+    param: str = "text"
+    key: Hashable = None
+    cut: Literal["longest_first", "only_first", "only_second"] = "longest_first"
+    stride: int | None = None
+    sourced: bool = False
+    options: Any = None
 
     def __len__(self) -> int:
         """Characters to tokenise, or token ids."""
+        if isinstance(self.item, Pair):
+            return len(self.prompt) + len(self.item.text) + len(self.item.text_pair)
         return len(self.item) + (len(self.prompt) if isinstance(self.item, str) else 0)
+
+    def spelt(self) -> str | tuple[str, str] | None:
+        """What the tokenizer gets; None for token ids."""
+        if isinstance(self.item, Pair):
+            return self.prompt + self.item.text, self.item.text_pair
+        return self.prompt + self.item if isinstance(self.item, str) else None
+
+
+def _without(values: list[Any], gaps: list[tuple[int, int]]) -> list[Any]:
+    """`values` but for these stretches, which are in order."""
+    kept: list[Any] = []
+    at = 0
+    for start, end in gaps:
+        kept += values[at:start]
+        at = max(at, end)
+    return kept + values[at:]
+
+
+def _longest_first(sizes: list[int], room: int) -> list[int]:
+    """Tokens that each text of a pair keeps: the longer one loses until both are equal."""
+    low, high = min(sizes), max(sizes)
+    high = low if low > room else max(low, room - low)
+    if low + high > room:
+        low = room // 2
+        high = low + room % 2
+    return [low, high] if sizes[0] <= sizes[1] else [high, low]
 
 
 def _chunks(texts: Sequence[Text]) -> Iterator[list[Text]]:
@@ -76,6 +147,10 @@ class Tokens:
         lower_case: lower-case before the tokenizer's own normaliser, as sentence-transformers' `do_lower_case`.
         include_prompt: whether pooling counts a prompt's tokens.
         rows: rows of the model's embedding table, where a tokenizer may know more ids than the model has.
+
+    Attributes:
+        tokenizer: the tokenizer, for what tokens are called; encoding with it would set its truncation anew.
+        room: tokens of a single text that fit beside the special ones.
     """
 
     def __init__(
@@ -87,10 +162,12 @@ class Tokens:
         include_prompt: bool = True,
         rows: int | None = None,
     ) -> None:
+        self.tokenizer = tokenizer
         self.max_tokens = max_tokens
         self.include_prompt = include_prompt
         self.pad_id = tokenizer.pad_token_id or 0
         self.vocabulary = min(len(tokenizer), rows or len(tokenizer))
+        self._typed = "token_type_ids" in tokenizer.model_input_names  # else the model sees one segment
         self._unembedded = len(tokenizer) > self.vocabulary
         self.special = set(tokenizer.all_special_ids)
         self._left = tokenizer.truncation_side == "left"
@@ -110,19 +187,22 @@ class Tokens:
         self._prompts: dict[str, int] = {}
         if max_tokens <= before + after:
             raise ValueError(f"max_tokens is {max_tokens}; the special tokens alone are {before + after}")
+        self.room = max_tokens - before - after
 
-    def encode(self, texts: Sequence[Text]) -> list[Encoding | RequestError]:
-        """Tokenise, truncate where wished; one slot per text, in order."""
-        slots: list[Encoding | RequestError] = []
+    def encode(self, texts: Sequence[Text]) -> list[list[Encoding] | RequestError]:
+        """Tokenise; cut or take apart what is too long. Per text, in order: its encodings (one but for windows)."""
+        slots: list[list[Encoding] | RequestError] = []
         for chunk in _chunks(texts):
-            found = iter(self._backend.encode_batch([t.prompt + t.item for t in chunk if isinstance(t.item, str)]))
-            for text in chunk:
-                if isinstance(text.item, str):
+            spelt = [(text, text.spelt()) for text in chunk]
+            found = iter(self._backend.encode_batch([words for _, words in spelt if words is not None]))
+            for text, words in spelt:
+                if words is not None:
                     encoding = next(found)
-                    slots.append(self._fitted(encoding.ids, encoding.type_ids, text))
-                else:
+                    types = encoding.type_ids if self._typed else [0] * len(encoding.ids)
+                    slots.append(self._fitted(encoding.ids, types, text, encoding))
+                elif isinstance(text.item, tuple):
                     wrapped = self._wrapped(text.item)
-                    slots.append(wrapped if isinstance(wrapped, RequestError) else self._fitted(*wrapped, text))
+                    slots.append(wrapped if isinstance(wrapped, RequestError) else self._fitted(*wrapped, text, None))
         return slots
 
     def _wrapped(self, ids: tuple[int, ...]) -> tuple[list[int], list[int]] | RequestError:
@@ -141,28 +221,90 @@ class Tokens:
             inner = [*before, *inner, *after]
         return inner, [0] * len(inner)
 
-    def _fitted(self, ids: list[int], type_ids: list[int], text: Text) -> Encoding | RequestError:
+    def _fitted(self, ids: list[int], type_ids: list[int], text: Text, encoding: Any) -> list[Encoding] | RequestError:
         if not ids:
             return RequestError("the text has no tokens for this model.", code="empty_text")
         if self._unembedded and max(ids) >= self.vocabulary:
             return RequestError("the text has a token that the model has no embedding for.", code="invalid_token")
+        source = Source(encoding.offsets, encoding.sequence_ids, encoding.word_ids) if text.sourced else None
+        skip = 0 if self.include_prompt or not text.prompt else self._prompt_tokens(text.prompt)
         cut = max(0, len(ids) - self.max_tokens)
-        if cut and not text.truncate:
+        if not cut:
+            return [Encoding(ids, type_ids, 0, min(skip, len(ids) - 1), text.key, 0, source, 0, text.options)]
+        if text.stride is None and not text.truncate:
             return RequestError(
                 f"{len(ids)} tokens are over the model's limit of {self.max_tokens}, and truncate is false.",
                 code="too_long",
             )
-        if cut:
-            ids, type_ids = self._truncated(ids), self._truncated(type_ids)
-        skip = 0 if self.include_prompt or not text.prompt else min(self._prompt_tokens(text.prompt), len(ids) - 1)
-        return Encoding(ids, type_ids, cut, skip)
+        spans = self._spans(len(ids), text, encoding)
+        pieces = self._windows(spans, text) if text.stride is not None else self._cuts(spans, cut, text)
+        if isinstance(pieces, RequestError):
+            return pieces
+        lost = 0 if text.stride is not None else cut
+        return [
+            Encoding(
+                _without(ids, gaps),
+                _without(type_ids, gaps),
+                lost,
+                min(skip, self.max_tokens - 1),
+                text.key,
+                window,
+                source.without(gaps) if source else None,
+                gaps[0][1] - gaps[0][0] if text.stride is not None else 0,
+                text.options,
+            )
+            for window, gaps in enumerate(pieces)
+        ]
 
-    def _truncated(self, values: list[int]) -> list[int]:
-        """`values` without what is too much of the text itself: the special tokens at the ends stay."""
-        before, after = len(self._prefix), len(self._suffix)
+    def _spans(self, length: int, text: Text, encoding: Any) -> list[tuple[int, int]]:
+        """Where the tokens of the text, or of both of a pair, lie among the special ones."""
+        if not isinstance(text.item, Pair):
+            return [(len(self._prefix), length - len(self._suffix))]
+        sequences = encoding.sequence_ids
+        spans = []
+        for which in (0, 1):
+            places = [i for i, sequence in enumerate(sequences) if sequence == which]
+            spans.append((places[0], places[-1] + 1) if places else (0, 0))
+        return spans
+
+    def _cuts(self, spans: list[tuple[int, int]], cut: int, text: Text) -> list[list[tuple[int, int]]] | RequestError:
+        """The stretches to leave out, as the tokenizers library's truncation strategies choose them."""
+        sizes = [end - start for start, end in spans]
+        if len(sizes) == 1:
+            kept = [sizes[0] - cut]
+        elif text.cut == "longest_first":
+            kept = _longest_first(sizes, sum(sizes) - cut)
+        else:
+            losing = 0 if text.cut == "only_first" else 1
+            kept = [size - cut if i == losing else size for i, size in enumerate(sizes)]
+        if min(kept) < 0 or (text.cut != "longest_first" and len(kept) == 2 and min(kept) == 0):
+            return self._no_room()
         if self._left:
-            return [*values[:before], *values[len(values) - (self.max_tokens - before) :]]
-        return [*values[: self.max_tokens - after], *values[len(values) - after :]]
+            return [[(start, end - size) for (start, end), size in zip(spans, kept, strict=True)]]
+        return [[(start + size, end) for (start, end), size in zip(spans, kept, strict=True)]]
+
+    def _windows(self, spans: list[tuple[int, int]], text: Text) -> list[list[tuple[int, int]]] | RequestError:
+        """The stretches to leave out for each window, the windows being those of the tokenizers library."""
+        start, end = spans[-1] if text.cut == "only_second" else spans[0]
+        rest = (sum(b - a for a, b in spans) - (end - start)) + self._special_tokens(len(spans))
+        width = self.max_tokens - rest
+        step = max(width - (text.stride or 0), -(-self.max_tokens // MOST_WINDOWS))
+        if step > width:
+            return self._no_room()
+        last = max(0, -(-(end - start - width) // step))
+        spans = [(at, min(at + width, end)) for at in range(start, start + step * last + 1, step)]
+        if self._left:  # the tokenizer then counts windows from the end; the text's order is kept here
+            spans = [(max(start, at - width), at) for at in range(end - step * last, end + 1, step)]
+        return [[(start, first), (after, end)] for first, after in spans]
+
+    def _no_room(self) -> RequestError:
+        return RequestError(
+            f"the tokens of its other text alone leave no room within the model's limit of {self.max_tokens}.",
+            code="too_long",
+        )
+
+    def _special_tokens(self, texts: int) -> int:
+        return int(self._backend.num_special_tokens_to_add(texts == 2))
 
     def _prompt_tokens(self, prompt: str) -> int:
         """Tokens of a prompt alone, as sentence-transformers counts them: less one special token at the end."""

@@ -9,6 +9,7 @@ from scripts.bench import bench
 from scripts.build import build, inspect
 from scripts.configure import configure
 from scripts.demo import demo
+from scripts.doctor import doctor
 from scripts.lib.console import err_console
 from scripts.lib.errors import UserError
 from scripts.predict import predict
@@ -21,7 +22,21 @@ app = typer.Typer(
     add_completion=False,
     help="Build, serve, scale, measure and debug batched transformer models on TorchServe.",
 )
-for verb in (build, inspect, configure, serve, token, status, scale, register, unregister, predict, bench, demo):
+for verb in (
+    build,
+    inspect,
+    configure,
+    serve,
+    token,
+    status,
+    scale,
+    register,
+    unregister,
+    predict,
+    bench,
+    demo,
+    doctor,
+):
     app.command()(verb)
 
 

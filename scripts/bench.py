@@ -16,8 +16,8 @@ from scripts.lib.interrupts import stop_on_signals
 from scripts.lib.recipe import Order, prepare
 from scripts.lib.report import Report, show, write_json
 from scripts.lib.source import resolve
+from scripts.lib.subjects import SUBJECTS, Subject
 from scripts.lib.targets import FULL_LOAD, judge
-from scripts.lib.workloads import WORKLOADS
 
 DTYPES = ("float32", "bfloat16")
 # More of the machine's cores than this busy before we start: others will show in the figures.
@@ -40,14 +40,23 @@ def bench(
             help="Serve this archive of ours instead of building one; its dtype and threads are measured.",
         ),
     ] = None,
+    task: Annotated[
+        str,
+        typer.Option(
+            help=f"What the model is for: one of {', '.join(SUBJECTS)}. Where no model is named, others than embedding "
+            "get an untrained one of a usual size."
+        ),
+    ] = "embedding",
     workload: Annotated[
         str,
         typer.Option(
-            help="short (5–25 tokens), mixed (one in ten 200–256), lists (32 mixed texts a request), several with "
-            "commas, or all."
+            help="short (5–25 tokens), mixed (one in ten 200–256), lists (32 mixed texts a request, or 64 pairs), "
+            "several with commas, or all that the task has."
         ),
     ] = "all",
-    clients: Annotated[str, typer.Option(help="How many clients send at once, several with commas.")] = "1,8,64",
+    clients: Annotated[
+        str | None, typer.Option(help="How many clients send at once, several with commas; by task if not given.")
+    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -79,7 +88,10 @@ def bench(
         Path | None, typer.Option("--json", metavar="FILE", help="Also write everything measured to this file.")
     ] = None,
 ) -> None:
-    """Measure requests/s, latency, batching and memory over HTTP against sentence-transformers' own encode.
+    """Measure requests/s, latency, batching and memory over HTTP against the task's own library.
+
+    Embedding against sentence-transformers' encode, reranking against its CrossEncoder, classification and
+    token_classification against transformers' pipelines, seq2seq against generate in batches of 32.
 
     TorchServe is started on free ports in a temporary directory and stopped at the end; running servers are not
     touched. Nothing else should run meanwhile. A full run takes several minutes; --workload mixed --clients 64
@@ -91,17 +103,21 @@ def bench(
         dtypes, threads = _of_archive(archive_file, {"--model": model, "--dtype": dtype, "--threads": threads})
     else:
         dtypes = _choices(dtype or DTYPES[0], DTYPES, "--dtype")
-    source = model or "bundled:minilm"
+    if task not in SUBJECTS:
+        raise UserError(f"--task {task}: not known", hint=f"one of {', '.join(SUBJECTS)}")
+    subject = SUBJECTS[task]
+    workloads = _choices(workload, subject.workloads, "--workload")
     settings = Settings(
-        workloads=_choices(workload, WORKLOADS, "--workload"),
-        clients=_counts(clients),
+        workloads=workloads,
+        clients=subject.clients if clients is None else _counts(clients),
         workers=workers,
         threads=threads,
         max_batch_delay=max_batch_delay,
-        batch_sizes=(batch_size, 1) if compare_batch_1 and batch_size > 1 and _wants_short(workload) else (batch_size,),
+        batch_sizes=(batch_size, 1) if compare_batch_1 and batch_size > 1 and "short" in workloads else (batch_size,),
         rounds=rounds,
         requests=requests,
         duration_s=duration,
+        subject=subject,
     )
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise UserError(f"{json_file}: there is no directory {json_file.parent}", hint="make it, or name another file")
@@ -111,13 +127,14 @@ def bench(
     build_s: float | None = None
     with stop_on_signals(), tempfile.TemporaryDirectory(prefix="batchserve-bench-") as temporary:
         work = Path(temporary)
+        source = _model(model, subject, work, archive_file)
         for each in dtypes:
-            subject, directory = archive_file, work / each
+            built, directory = archive_file, work / each
             directory.mkdir()
-            if subject is None:
+            if built is None:
                 with progress(f"building {source} ({each})"):
-                    subject, build_s = _build(source, each, threads, directory)
-            measured[each] = run(subject, each, settings, here, directory, progress)
+                    built, build_s = _build(source, task, each, threads, directory)
+            measured[each] = run(built, each, settings, here, directory, progress)
 
     report = _report(here, settings, measured, source if archive_file is None else archive_file.name, build_s)
     show(report, console)
@@ -138,12 +155,14 @@ def _report(
         notes=tuple(_notes(here, measured)),
         agreement={dtype: each.agreement for dtype, each in measured.items() if each.agreement is not None},
     )
-    return report.judged(judge(report, build_s))
+    return report.judged(judge(report, build_s, settings.subject.task))
 
 
 def _settings(settings: Settings, subject: str, cores: int) -> dict[str, Any]:
     total = settings.total_threads(cores)
     return {
+        "task": settings.subject.task,
+        "yardstick": settings.subject.yardstick,
         "model": subject,
         "workers": settings.workers,
         "threads per worker": total // settings.workers,
@@ -163,7 +182,7 @@ def _notes(here: machine.Machine, measured: dict[str, Measured]) -> list[str]:
         notes.append("this processor has no bfloat16 arithmetic: it is emulated, and slower than float32 on both sides")
     for dtype, each in measured.items():
         if each.agreement is not None:
-            notes.append(f"{dtype}: smallest cosine between served and offline vectors {each.agreement:.6f}")
+            notes.append(f"{dtype}: served and offline answers agree to {each.agreement:.6f} (1 is equal)")
         for point in each.points:
             shares = [one.generator_share for one in point.rounds]
             if any(one.generator_bottleneck for one in point.rounds):
@@ -178,7 +197,18 @@ def _notes(here: machine.Machine, measured: dict[str, Measured]) -> list[str]:
     return notes
 
 
-def _build(model: str, dtype: str, threads: int | None, directory: Path) -> tuple[Path, float]:
+def _model(named: str | None, subject: Subject, work: Path, archive_file: Path | None) -> str:
+    """The model to build, made first where none is named and the task needs another than MiniLM."""
+    if named is not None or archive_file is not None or subject.stand_in is None:
+        return named or "bundled:minilm"
+    directory = work / f"untrained-{subject.task}"
+    directory.mkdir()
+    with progress(f"making an untrained model for {subject.task.replace('_', ' ')}"):
+        subject.stand_in(directory)
+    return str(directory)
+
+
+def _build(model: str, task: str, dtype: str, threads: int | None, directory: Path) -> tuple[Path, float]:
     """Build an archive without verifying it; its path, and the seconds that took."""
     store, work = directory / "store", directory / "build"
     store.mkdir()
@@ -186,7 +216,7 @@ def _build(model: str, dtype: str, threads: int | None, directory: Path) -> tupl
     overrides: dict[str, Any] = {"dtype": dtype} | ({"threads": threads} if threads else {})
     source = resolve(model)
     start = time.perf_counter()
-    recipe = prepare(Order(source, name="bench", version="1.0", overrides=overrides), work)
+    recipe = prepare(Order(source, name="bench", version="1.0", task=task, overrides=overrides), work)
     path = store / "bench.mar"
     archive.write(path, recipe.contents, recipe.members)
     return path, time.perf_counter() - start
@@ -211,10 +241,6 @@ def _of_archive(path: Path, given: Mapping[str, object]) -> tuple[tuple[str, ...
     settings = archive.read(path).settings
     dtype, threads = str(settings.get("dtype", "auto")), settings.get("threads")
     return ("float32" if dtype == "auto" else dtype,), threads if isinstance(threads, int) else None
-
-
-def _wants_short(workload: str) -> bool:
-    return "short" in _choices(workload, WORKLOADS, "--workload")
 
 
 def _choices(text: str, known: Sequence[str], option: str) -> tuple[str, ...]:

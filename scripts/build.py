@@ -11,11 +11,13 @@ from rich.table import Table
 
 from scripts.lib import archive, integrity, store
 from scripts.lib.console import console, err_console, progress
+from scripts.lib.decoder import TASK
 from scripts.lib.errors import UserError
 from scripts.lib.interrupts import stop_on_signals
 from scripts.lib.names import check_model_name, check_version
 from scripts.lib.recipe import Order, Recipe, prepare
 from scripts.lib.source import resolve
+from scripts.lib.tasks import SERVED
 from scripts.lib.verification import verify
 
 _FEW = 8  # files listed one by one
@@ -27,7 +29,7 @@ def build(
     ],
     name: Annotated[str, typer.Option(help="The model's name in TorchServe; the archive is NAME.mar.")],
     task: Annotated[
-        str, typer.Option(help="auto finds it in the model's files; embedding asks for it of any encoder.")
+        str, typer.Option(help=f"auto finds it in the model's files; or one of {', '.join([*SERVED, TASK])}.")
     ] = "auto",
     version: Annotated[
         str, typer.Option(help='The version in TorchServe and in URLs, an exact string: "1" is not "1.0".')
@@ -73,6 +75,10 @@ def build(
     cache_gib: Annotated[
         float | None, typer.Option(help="Memory for that cache (2 GiB on a CPU, most of what is free on CUDA).")
     ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(help="Texts, one a line, like those to be embedded: int8 and uint8 take their ranges from them."),
+    ] = None,
     handler: Annotated[
         Path | None, typer.Option(help="Your own handler: a file with one subclass of ours, e.g. of EmbeddingHandler.")
     ] = None,
@@ -117,7 +123,7 @@ def build(
     order = Order(
         source=source, name=name, version=version, task=task, max_tokens=max_tokens, overrides=overrides,
         handler=handler, requirements=requirements, convert=convert, trust_remote_code=trust_remote_code,
-        response_timeout=response_timeout,
+        response_timeout=response_timeout, calibration=calibrate,
     )  # fmt: skip
     with stop_on_signals(), _disk_errors(), store.workspace(model_store, name) as work:
         with progress("Reading the model's files"):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from handlers import decoding, protocol
+from handlers import decoding
 from handlers.config import ConfigError
 from handlers.errors import UnknownRoute, shown
 from handlers.generation import requests, responses
@@ -20,19 +20,14 @@ from handlers.generation.prompts import Prompts
 from handlers.generation.requests import DESCRIBE, MODELS, Generation
 from handlers.generation.responses import Writer
 from handlers.generation.settings import GenerationConfig
+from handlers.serialise import dumps
 from handlers.threads import Threads
 
 FIRST_TOKEN, PER_TOKEN = "batchserve_time_to_first_token_seconds", "batchserve_time_per_token_seconds"
 
 
 class GenerationHandler(MailboxHandler):
-    """Chat and completions, whole or streamed; see `requests` for what may be asked.
-
-    Attributes:
-        probe: a body that any generation archive answers with one token.
-    """
-
-    probe = b'{"text": "hello", "max_tokens": 1}'
+    """Chat and completions, whole or streamed; see `requests` for what may be asked."""
 
     def setup(self, context: Any) -> None:
         """Load the tokenizer and start the engine."""
@@ -53,7 +48,7 @@ class GenerationHandler(MailboxHandler):
         route = decoding.route_of(headers)
         requests.check_route(route)
         if route == DESCRIBE or (headers.get("describe") == "True" and not row):
-            return Reply(protocol.dumps({**self.card(), "stats": vars(self.engine.stats())}))
+            return Reply(dumps({**self.card(), "stats": vars(self.engine.stats())}))
         if route == MODELS or route.startswith(f"{MODELS}/"):
             return self._models(route)
         generation = requests.parse(decoding.decode(row, headers), self.engine.vocabulary)
@@ -91,6 +86,10 @@ class GenerationHandler(MailboxHandler):
         """See MailboxHandler.look."""
         self.metrics.show(self.engine.stats())
 
+    def sample(self) -> dict[str, Any]:
+        """A body that any generation archive answers with one token."""
+        return {"text": "hello", "max_tokens": 1}
+
     def card(self) -> dict[str, Any]:
         """What is served, for `GET /models/NAME?customized=true` and the log."""
         return {"task": self.settings.task, **self.engine.card(), "slots": self.slots}
@@ -107,10 +106,10 @@ class GenerationHandler(MailboxHandler):
     def _models(self, route: str) -> Reply:
         name = route.removeprefix(MODELS).strip("/")
         if not name:
-            return Reply(protocol.dumps(responses.models(self.model_name, self._created)))
+            return Reply(dumps(responses.models(self.model_name, self._created)))
         if name != self.model_name:
             raise UnknownRoute(f"There is no model {shown(name)} here.", code="model_not_found", param="model")
-        return Reply(protocol.dumps(responses.model(self.model_name, self._created)))
+        return Reply(dumps(responses.model(self.model_name, self._created)))
 
     def _start(self, id: str, generation: Generation, encoded: list[tuple[int, ...]]) -> Exchange:
         """Hand a request's sequences to the engine."""

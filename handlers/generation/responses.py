@@ -13,10 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from handlers.codecs.codec import ascii_json
+from handlers.codecs.openai import complaint
 from handlers.errors import RequestError
 from handlers.generation.engine import Finish
 from handlers.generation.requests import Generation
-from handlers.protocol import dumps, error_answer
+from handlers.serialise import dumps
 
 DONE = b"data: [DONE]\n\n"
 
@@ -147,6 +149,12 @@ class Writer:
             choice["message"] = {"role": "assistant", "content": piece.text, "refusal": None}
             choice["logprobs"] = _chat_logprobs(piece.logprobs)
         return {**choice, "finish_reason": piece.finish}
+
+
+def error_answer(error: RequestError, *, openai: bool) -> bytes:
+    """The body of a failed answer: code, message and param, in OpenAI's form for its clients."""
+    content = complaint(error) if openai else {"code": error.code, "message": error.message, "param": error.param}
+    return ascii_json(content)
 
 
 def models(name: str, created: int) -> dict[str, Any]:

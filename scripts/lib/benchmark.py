@@ -25,7 +25,8 @@ from scripts.lib.scrape import BatchingWindow, Snapshot, settled, window
 from scripts.lib.server import TorchServe
 from scripts.lib.serving import Serving
 from scripts.lib.stats import summarize
-from scripts.lib.workloads import BLOCK, LIST_ITEMS, Body, Vocabulary, Workload, make_workload
+from scripts.lib.subjects import SUBJECTS, Subject
+from scripts.lib.workloads import BLOCK, Body, Vocabulary, Workload, make_workload
 
 # A full pass over the pool at many clients, so that both sides run exactly the same texts.
 POOL_REQUESTS = 1000
@@ -34,6 +35,8 @@ OFFLINE_TEXTS = 16 * BLOCK
 SINGLE_TEXTS = 30
 LISTS_LEAST = 16
 AGREEMENT_TEXTS = 16
+WARM_UP = 32
+FEW_SCORES = 8  # numbers of an answer that are scores, not a vector
 
 Progress = Callable[[str], AbstractContextManager[None]]
 
@@ -48,6 +51,7 @@ class Settings:
         requests: measured requests per window, a tenth of it for lists; None: by workload and clients.
         duration_s: seconds per window instead of a count.
         batch_sizes: servers to compare on the short workload; the first one runs everything.
+        subject: the task, and how to speak of it.
     """
 
     workloads: tuple[str, ...]
@@ -60,6 +64,7 @@ class Settings:
     requests: int | None = None
     duration_s: float | None = None
     seed: int = 0
+    subject: Subject = SUBJECTS["embedding"]
 
     def total_threads(self, cores: int) -> int:
         """Threads of all workers together: what the yardstick gets too."""
@@ -111,10 +116,13 @@ def run(archive: Path, dtype: str, settings: Settings, machine: Machine, work: P
         vocabulary = Vocabulary.load(model)
     except Exception as failure:  # tokenizers raises bare ones, whatever is wrong with the file
         raise UserError(f"{archive}: no texts can be made for this model: {failure}") from failure
-    pools = [make_workload(name, vocabulary, settings.pool(name), settings.seed) for name in settings.workloads]
+    pools = [
+        make_workload(name, vocabulary, settings.pool(name), settings.seed, settings.subject)
+        for name in settings.workloads
+    ]
     with ExitStack() as stack:
-        with progress(f"sentence-transformers loads the model ({dtype})"):
-            offline = _offline(stack, model, dtype, settings.total_threads(machine.cores))
+        with progress(f"the offline library loads the model ({dtype})"):
+            offline = _offline(stack, model, dtype, settings.total_threads(machine.cores), settings.subject.task)
         servers = {}
         for size in settings.batch_sizes:
             with progress(f"TorchServe starts ({dtype}, batch size {size})"):
@@ -122,9 +130,9 @@ def run(archive: Path, dtype: str, settings: Settings, machine: Machine, work: P
         return _Run(about.name, dtype, settings, servers, offline, progress).measure(pools)
 
 
-def _offline(stack: ExitStack, model: Path, dtype: str, threads: int) -> Offline:
+def _offline(stack: ExitStack, model: Path, dtype: str, threads: int, task: str) -> Offline:
     try:
-        return stack.enter_context(Offline(model, dtype, threads))
+        return stack.enter_context(Offline(model, dtype, threads, task))
     except OfflineError as failure:
         raise UserError(str(failure), hint="pip install sentence-transformers (the extra `bench`)") from failure
 
@@ -168,7 +176,7 @@ class _Run:
         """Measure every workload."""
         found = Measured()
         main = self.servers[self.settings.batch_sizes[0]]
-        found.agreement = self._agreement(main, pools[0].texts[:AGREEMENT_TEXTS])
+        found.agreement = self._agreement(main, pools[0])
         for pool in pools:
             points, offline = self._workload(pool)
             found.points += points
@@ -185,21 +193,21 @@ class _Run:
                 yield size, max(self.settings.clients)
 
     def _workload(self, pool: Workload) -> tuple[list[Point], OfflineRun]:
-        texts = pool.texts[:OFFLINE_TEXTS]
+        inputs = pool.inputs[:OFFLINE_TEXTS]
         rates: list[float] = []
         plan = list(self._plan(pool))
         windows: dict[tuple[int, int], list[tuple[int, LoadResult, BatchingWindow, int]]] = {key: [] for key in plan}
         singles: list[SingleText] = []
 
         def yardstick() -> None:
-            with self.progress(f"{pool.name} {self.dtype}: offline, {len(texts)} texts"):
-                rates.append(len(texts) / self.offline.encode(texts))
+            with self.progress(f"{pool.name} {self.dtype}: offline, {len(inputs)} texts"):
+                rates.append(len(inputs) / self.offline.run(inputs))
 
         for number in range(self.settings.rounds):
             yardstick()
-            if pool.name != "lists":
+            if pool.name != "lists" and self.settings.subject.task == "embedding":
                 with self.progress(f"{pool.name} {self.dtype}: offline, one text at a time"):
-                    singles.append(self.offline.single(texts[:SINGLE_TEXTS]))
+                    singles.append(self.offline.single(pool.texts[:SINGLE_TEXTS]))
             for size, clients in plan:
                 label = f"{pool.name} {self.dtype}: {clients} clients, batch size {size}"
                 with self.progress(f"{label}, round {number + 1} of {self.settings.rounds}"):
@@ -221,7 +229,7 @@ class _Run:
             peak = max(peak for *_, peak in measured)
             points.append(Point(pool.name, clients, self.dtype, size, rounds, peak))
         return points, OfflineRun(
-            pool.name, self.dtype, self.offline.threads, len(texts), tuple(rates), _median(singles)
+            pool.name, self.dtype, self.offline.threads, len(inputs), tuple(rates), _median(singles)
         )
 
     def _window(self, server: TorchServe, pool: Workload, clients: int) -> tuple[LoadResult, BatchingWindow, int]:
@@ -236,16 +244,19 @@ class _Run:
                     clients=clients,
                     requests=None if self.settings.duration_s else self.settings.requests_for(pool.name, clients),
                     duration_s=self.settings.duration_s,
-                    warmup=clients if pool.name == "lists" else max(2 * clients, LIST_ITEMS),
+                    warmup=clients if pool.name == "lists" else max(2 * clients, WARM_UP),
                 )
             )
         return result, batching, memory.peak
 
-    def _agreement(self, server: TorchServe, texts: Sequence[str]) -> float:
-        """Smallest cosine between the server's vectors and the yardstick's: a fast wrong answer counts for nothing."""
+    def _agreement(self, server: TorchServe, pool: Workload) -> float:
+        """How well server and yardstick agree, the worst of a few texts: a fast wrong answer counts for nothing."""
+        texts = pool.texts[:AGREEMENT_TEXTS]
+        subject = self.settings.subject
         with server.inference() as client:
-            served = client.ask(self.model, {"texts": list(texts)})["embeddings"]
-        return min(cosine(one, other) for one, other in zip(served, self.offline.vectors(texts), strict=True))
+            served = subject.values(client.ask(self.model, subject.many(texts)), len(texts))
+        offline = self.offline.values(pool.inputs[:AGREEMENT_TEXTS])
+        return min(agreement(one, other) for one, other in zip(served, offline, strict=True))
 
 
 def _median(singles: Sequence[SingleText]) -> SingleText | None:
@@ -276,6 +287,23 @@ async def measure_window(
     answered = sum(sample.ok for sample in result.samples)
     end = await settled(metrics_url, model, start.total("batchserve_requests_total", model) + answered)
     return result, window(start, end, model)
+
+
+def agreement(served: Sequence[Any], offline: Sequence[Any]) -> float:
+    """How well two answers for one text agree, 1 at best.
+
+    Vectors by their cosine; a few scores by 1 less the largest difference; words by the share of equal ones; 0 where
+    the answers have not even the same length.
+    """
+    if len(served) != len(offline):
+        return 0.0
+    if not served:
+        return 1.0
+    if isinstance(served[0], str):
+        return [one == other for one, other in zip(served, offline, strict=True)].count(True) / len(served)
+    if len(served) <= FEW_SCORES or all(0 <= score <= 1 for score in served):
+        return 1.0 - max(abs(float(one) - float(other)) for one, other in zip(served, offline, strict=True))
+    return cosine(served, offline)
 
 
 def cosine(one: Sequence[float], other: Sequence[float]) -> float:

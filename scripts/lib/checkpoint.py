@@ -6,12 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from scripts.lib import pipeline
+from scripts.lib import pipeline, tasks
 from scripts.lib.errors import UserError
 from scripts.lib.pipeline import Pipeline, load_json
-
-#: The tasks that have a handler.
-SERVED = ("embedding",)
 
 # Encoders that need no look into transformers' tables, which takes seconds to import.
 _ENCODERS = frozenset(
@@ -29,27 +26,6 @@ _OFFSET = frozenset(
         "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
     }
 )  # fmt: skip
-# Ends of the architectures' names → what they are for.
-_ARCHITECTURES = {
-    "ForSequenceClassification": "classification",
-    "ForTokenClassification": "token classification",
-    "ForQuestionAnswering": "question answering",
-    "ForMultipleChoice": "multiple choice",
-    "ForMaskedLM": "masked language modelling",
-    "ForPreTraining": "pre-training",
-    "ForConditionalGeneration": "seq2seq",
-    "ForSeq2SeqLM": "seq2seq",
-    "MTModel": "seq2seq",
-    "ForCausalLM": "generation",
-    "LMHeadModel": "generation",
-    "ForImageClassification": "image classification",
-    "ForSpeechSeq2Seq": "speech recognition",
-    "ForCTC": "speech recognition",
-    "ForRetrieval": "multi-vector embedding",
-}
-_HEADS = ("masked language modelling", "pre-training")
-_HEADLESS = "its encoder can serve as an embedding model (mean pooling): --task embedding"
-_OTHERWISE = "take a sentence-transformers model, or any encoder with --task embedding"
 # Larger values mean "no limit" (transformers writes 1e30).
 _NO_LIMIT = 1e9
 
@@ -59,8 +35,9 @@ class Checkpoint:
     """A model's directory, understood.
 
     Args:
-        task: `embedding`.
-        pipeline: pooling and what else surrounds the network.
+        task: one of tasks.SERVED.
+        pipeline: pooling and what else surrounds the network of an embedding model.
+        own: keys of the `handler:` section that only this task has.
         max_tokens: tokens per text that the model takes by its own files, special ones counted.
         most_tokens: tokens that its position table has room for; None when it has no such limit.
         trust_remote_code: whether code of the model's own runs.
@@ -69,6 +46,7 @@ class Checkpoint:
 
     task: str
     pipeline: Pipeline
+    own: Mapping[str, Any]
     max_tokens: int
     most_tokens: int | None
     trust_remote_code: bool
@@ -76,20 +54,23 @@ class Checkpoint:
 
     def settings(self) -> dict[str, Any]:
         """The `handler:` section, without what a deployment or the command line decides."""
-        around = self.pipeline
-        pooling: Any = around.pooling[0] if len(around.pooling) == 1 else list(around.pooling)
-        return {
+        settings = {
             "task": self.task,
             "model": "model",
             "max_tokens": self.max_tokens,
-            "pooling": pooling,
+            "trust_remote_code": self.trust_remote_code,
+        }
+        if self.task != "embedding":
+            return settings | dict(self.own)
+        around = self.pipeline
+        return settings | {
+            "pooling": around.pooling[0] if len(around.pooling) == 1 else list(around.pooling),
             "include_prompt": around.include_prompt,
             "normalize": around.normalize,
             "lower_case": around.lower_case,
             "prompts": dict(around.prompts),
             "default_prompt_name": around.default_prompt_name,
             "dense": list(around.dense),
-            "trust_remote_code": self.trust_remote_code,
         }
 
 
@@ -100,44 +81,41 @@ def read(
 
     Args:
         files: path below the directory → file.
-        task: `auto` finds it; `embedding` asks for it, of any encoder.
+        task: `auto` finds it; a name asks for it.
         max_tokens: tokens per text instead of the model's own limit.
         trust_remote_code: whether the model may bring code of its own.
 
     Raises:
         UserError: the model can't be served, and why.
     """
-    if task not in ("auto", *SERVED):
-        raise UserError(f"the task {task} is not served", f"only {', '.join(SERVED)} is served so far")
-    if (family := pipeline.other_family(files)) is not None:
-        raise UserError(f"this is a model for {family}; only embedding is served so far", _OTHERWISE)
-    around = pipeline.read(files)
+    asked = tasks.named(task)
+    family = pipeline.other_family(files)
+    around = pipeline.read(files) if family is None and asked in ("auto", "embedding") else None
     notes = []
     config = _config(files, around)
     _check_code(files, around, config, trust_remote_code)
-    found = "embedding" if around is not None else _task(config)
-    if found != "embedding" and task == "auto":
-        raise UserError(
-            f"this is a model for {found}; only embedding is served so far",
-            _HEADLESS if found in _HEADS else _OTHERWISE,
-        )
-    _check_encoder(config, trust_remote_code)
+    found = tasks.chosen(asked, family or ("embedding" if around is not None else tasks.of_network(config)))
+    _check_network(config, found, around, trust_remote_code)
+    own, more = tasks.SERVED[found].settings(files, config)
+    notes += more
     if around is None:
         around = Pipeline(prompts={"query": "", "document": ""})
-        notes.append(
-            "no modules.json: mean pooling and no normalisation, as in sentence-transformers, unless options say else"
-        )
-    own, most, more = _limits(files, around, config)
+        if found == "embedding":
+            notes.append(
+                "no modules.json: mean pooling and no normalisation, as in sentence-transformers, "
+                "unless options say else"
+            )
+    limit, most, more = _limits(files, around, config, own.pop("max_tokens", around.max_tokens))
     notes += more
     if max_tokens is not None:
         if max_tokens < 1 or (most is not None and max_tokens > most):
             raise UserError(
                 f"--max-tokens {max_tokens} is not possible", f"this model takes 1 to {most or 'any number of'}"
             )
-        own = max_tokens
-    if own is None:
+        limit = max_tokens
+    if limit is None:
         raise UserError("the model's files name no longest input", "give one: --max-tokens 512")
-    return Checkpoint("embedding", around, own, most, trust_remote_code, tuple(notes))
+    return Checkpoint(found, around, own, limit, most, trust_remote_code, tuple(notes))
 
 
 def _config(files: Mapping[str, Path], around: Pipeline | None) -> dict[str, Any]:
@@ -147,6 +125,11 @@ def _config(files: Mapping[str, Path], around: Pipeline | None) -> dict[str, Any
         if "model_type" in config or "auto_map" in config:
             return config
         raise UserError(f"{name} names no model_type: it is no transformers model's", "is this the model's directory?")
+    if "router_config.json" in files:
+        raise UserError(
+            "this model reads queries and documents through different modules (Router), which is not served",
+            "take a model with one Transformer for both",
+        )
     if "adapter_config.json" in files:
         raise UserError(
             "this is an adapter, not a whole model", "merge it into its base model first (merge_and_unload)"
@@ -183,28 +166,19 @@ def _references(auto_map: Any) -> list[str]:
     return sorted(str(item) for item in flat if item)
 
 
-def _task(config: dict[str, Any]) -> str:
-    """What a plain transformers directory is for."""
-    architecture = next(iter(config.get("architectures") or []), "")
-    if config.get("is_encoder_decoder"):
-        return "seq2seq"
-    for end, task in _ARCHITECTURES.items():
-        if architecture.endswith(end):
-            labels = config.get("id2label") or {}
-            one = config.get("num_labels") == 1 or len(labels) == 1
-            return "reranking" if task == "classification" and one else task
-    return "embedding"
-
-
-def _check_encoder(config: dict[str, Any], trusted: bool) -> None:
-    """Refuse what isn't an encoder of text: decoders, encoder-decoders, unknown families."""
+def _check_network(config: dict[str, Any], task: str, around: Pipeline | None, trusted: bool) -> None:
+    """Refuse a family that has no network for the task, and decoders that are no embedding models by their files."""
     family = str(config.get("model_type", ""))
     architecture = next(iter(config.get("architectures") or []), family)
-    if config.get("is_encoder_decoder") or family in ("t5", "mt5", "umt5", "longt5"):
-        raise UserError(f"{architecture} is an encoder-decoder model", "only encoders are served as embedding models")
-    if config.get("is_decoder"):
-        raise UserError(f"{architecture} is a decoder", "only encoders are served as embedding models")
-    if family in _ENCODERS or (trusted and config.get("auto_map")):
+    if task == "embedding":
+        if config.get("is_encoder_decoder") or family in ("t5", "mt5", "umt5", "longt5"):
+            raise UserError(
+                f"{architecture} is an encoder-decoder model",
+                "only encoders and decoders are served as embedding models",
+            )
+        if family in _ENCODERS and not config.get("is_decoder"):
+            return
+    if trusted and config.get("auto_map"):
         return
     from transformers.models.auto import modeling_auto
 
@@ -213,28 +187,38 @@ def _check_encoder(config: dict[str, Any], trusted: bool) -> None:
             f"transformers does not know the model type {family!r}",
             "is the model newer than the installed transformers?",
         )
-    if family not in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-        kind = "a decoder" if family in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else "no encoder of text"
-        raise UserError(f"{architecture} is {kind}", "only encoders are served as embedding models")
+    if family not in getattr(modeling_auto, tasks.SERVED[task].mapping):
+        raise UserError(f"{architecture} has no network for {task.replace('_', ' ')}", "take another model")
+    if task != "embedding" or (
+        family in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.get("is_decoder")
+    ):
+        return
+    if family not in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise UserError(f"{architecture} is no encoder of text", "only text models are served as embedding models")
+    if around is None:
+        raise UserError(
+            f"{architecture} is a decoder, and no modules.json says how it embeds",
+            "take a sentence-transformers model, such as one that pools the last token",
+        )
 
 
 def _limits(
-    files: Mapping[str, Path], around: Pipeline, config: dict[str, Any]
+    files: Mapping[str, Path], around: Pipeline, config: dict[str, Any], asked: int | None
 ) -> tuple[int | None, int | None, list[str]]:
     """Tokens per text by the model's own files, the room in its position table, and notes."""
     tokenizer = load_json(files, str(PurePosixPath(around.transformer) / "tokenizer_config.json"))
     stated = tokenizer.get("model_max_length", math.inf)
     most = _positions(config)
-    if around.max_tokens is None:
+    if asked is None:
         known = [value for value in (stated, most) if isinstance(value, int | float) and 0 < value < _NO_LIMIT]
         return (int(min(known)) if known else None), most, []
-    if most is not None and around.max_tokens > most:
+    if most is not None and asked > most:
         return (
             most,
             most,
-            [f"max_seq_length {around.max_tokens} is more than the model's {most} positions: {most} taken"],
+            [f"max_seq_length {asked} is more than the model's {most} positions: {most} taken"],
         )
-    return around.max_tokens, most, []
+    return asked, most, []
 
 
 def _positions(config: dict[str, Any]) -> int | None:

@@ -68,7 +68,7 @@ def effective(model: Model, default: bool, declared: ServedModel | None, config:
     """
     if declared is not None and declared.version != model.model_version:
         declared = None  # TorchServe looks settings up by the exact version
-    least, most = _packed(config, "minWorkers"), _packed(config, "maxWorkers")
+    least, most = packed(config, "minWorkers"), packed(config, "maxWorkers")
     workers = max(model.min_workers, 0)
     return Effective(
         name=model.model_name,
@@ -96,7 +96,7 @@ def effective(model: Model, default: bool, declared: ServedModel | None, config:
     )
 
 
-def _packed(config: Mapping[str, Any] | None, key: str) -> int | None:
+def packed(config: Mapping[str, Any] | None, key: str) -> int | None:
     """What TorchServe takes from model-config.yaml: whole numbers above 0, nothing else."""
     value = (config or {}).get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
@@ -105,16 +105,16 @@ def _packed(config: Mapping[str, Any] | None, key: str) -> int | None:
 def _batching(
     model: Model, value: int, config: Mapping[str, Any] | None, key: str, declared: int | None, default: int
 ) -> Value:
-    packed = _packed(config, key)
-    if packed is not None and packed == value:
+    in_archive = packed(config, key)
+    if in_archive is not None and in_archive == value:
         return Value(value, Source.ARCHIVE)
     if not model.loaded_at_startup:
         # Registered by REST, whose values come first; equal ones cannot be told apart.
         return Value(value, Source.REST if value != default else Source.DEFAULT)
-    if packed is None and declared == value:
+    if in_archive is None and declared == value:
         return Value(value, Source.PROPERTIES)
     # Neither: the archive was changed since, or config.properties is another one than serving.yaml's.
-    return Value(value, Source.DEFAULT if packed is None and value == default else Source.UNKNOWN)
+    return Value(value, Source.DEFAULT if in_archive is None and value == default else Source.UNKNOWN)
 
 
 def _workers_source(model: Model, workers: int, packed: int | None, declared: ServedModel | None) -> Source:
@@ -128,7 +128,7 @@ def _workers_source(model: Model, workers: int, packed: int | None, declared: Se
 
 
 def _queue(value: int, config: Mapping[str, Any] | None, declared: ServedModel | None) -> Value:
-    if _packed(config, "jobQueueSize") == value:
+    if packed(config, "jobQueueSize") == value:
         return Value(value, Source.ARCHIVE)
     if declared is not None and declared.queue == value:
         return Value(value, Source.PROPERTIES)

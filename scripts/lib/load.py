@@ -1,15 +1,16 @@
 """A load generator that tells the truth about the server, and about itself.
 
-Closed loop: N clients, each sending its next request when the last one is answered. Whoever decides *when* a request
-is due hands that time to `_Sender.send`, which counts latency from it; in a closed loop it is the moment of sending,
-in an open loop it is the scheduled time, so that a stalled server can't hide its queue.
+Closed loop: N clients, each sending its next request when the last one is answered. Open loop: requests are sent when
+they are due, whatever became of earlier ones. Whoever decides *when* a request is due hands that time to
+`_Sender.send`, which counts latency from it; in a closed loop it is the moment of sending, in an open loop it is the
+scheduled time, so that a stalled server can't hide its queue.
 """
 
 import asyncio
 import itertools
 import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, TypeVar
@@ -20,6 +21,9 @@ from scripts.lib.workloads import Body
 
 # Above this share of one core the event loop, which is one thread, delays requests by itself.
 BOTTLENECK_SHARE = 0.8
+# An open loop that sends later than that is not the one that was asked for.
+LATE_S = 0.05
+WARM_CLIENTS = 8
 # The status of a request that got no answer at all: refused, reset, timed out.
 NO_ANSWER = 0
 
@@ -67,10 +71,11 @@ class LoadResult:
 
     Attributes:
         samples: in order of completion.
-        clients: concurrent clients.
+        clients: concurrent clients; of an open loop, the most requests that were in flight at once.
         wall_s: from the first request sent to the last one answered.
         cpu_share: CPU time of this process ÷ wall time; 1.0 is one core.
         loop_share: the same of the event loop's thread alone, which can't pass 1.0.
+        late_s: how long after they were due the latest requests of an open loop were sent, as the 99th percentile.
     """
 
     samples: tuple[Sample, ...]
@@ -78,11 +83,27 @@ class LoadResult:
     wall_s: float
     cpu_share: float
     loop_share: float
+    late_s: float = 0.0
 
     @property
     def was_bottleneck(self) -> bool:
         """Whether the generator itself was too busy for its latencies to be trusted."""
-        return self.loop_share > BOTTLENECK_SHARE
+        return self.loop_share > BOTTLENECK_SHARE or self.late_s > LATE_S
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A request of an open loop.
+
+    Attributes:
+        at: when it is due, seconds from the start of the window.
+        body: what is sent.
+        headers: of this request alone.
+    """
+
+    at: float
+    body: Body
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 T = TypeVar("T")
@@ -124,14 +145,7 @@ async def closed_loop(
     if clients < 1 or not bodies:
         raise ValueError("a load needs at least one client and one body")
 
-    connector = aiohttp.TCPConnector(limit=clients, keepalive_timeout=300)
-    async with aiohttp.ClientSession(
-        connector=connector,
-        headers={"Content-Type": "application/json", **target.headers},
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=target.timeout_s),
-        auto_decompress=False,
-    ) as session:
+    async with _session(target, clients) as session:
         sender = _Sender(session, target.url)
         if warmup:
             await _drive(sender, clients, itertools.islice(itertools.cycle(bodies), warmup))
@@ -151,6 +165,62 @@ async def closed_loop(
             (time.process_time() - cpu) / wall,
             (time.thread_time() - loop) / wall,
         )
+
+
+async def open_loop(
+    target: Target,
+    dues: Iterable[Due],
+    *,
+    warmup: Sequence[Body] = (),
+    before: Hook | None = None,
+    on_sample: OnSample | None = None,
+) -> LoadResult:
+    """Send requests when they are due, however many are still unanswered; all are waited for and counted.
+
+    Args:
+        target: where to send.
+        dues: the requests, by ascending time.
+        warmup: unmeasured requests that go first, a few at a time.
+        before: awaited between warm-up and window.
+        on_sample: called with each measured sample.
+    """
+    async with _session(target, 0) as session:
+        sender = _Sender(session, target.url)
+        if warmup:
+            await _drive(sender, min(len(warmup), WARM_CLIENTS), iter(warmup))
+        if before is not None:
+            await before()
+        sender.begin(on_sample)
+        cpu, loop = time.process_time(), time.thread_time()
+        late: list[float] = []
+        async with asyncio.TaskGroup() as group:
+            for due in dues:
+                moment = sender.start + due.at
+                # Also where it is late already: answers that have come must be read between two sends
+                await asyncio.sleep(max(0.0, moment - time.perf_counter()))
+                late.append(time.perf_counter() - moment)
+                group.create_task(sender.send(due.body, moment, due.headers))
+        wall = time.perf_counter() - sender.start
+        late.sort()
+        return LoadResult(
+            tuple(sender.samples),
+            sender.most,
+            wall,
+            (time.process_time() - cpu) / wall,
+            (time.thread_time() - loop) / wall,
+            late[int(0.99 * (len(late) - 1))] if late else 0.0,
+        )
+
+
+def _session(target: Target, connections: int) -> aiohttp.ClientSession:
+    """A session of at most so many connections; 0 is no limit."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=300),
+        headers={"Content-Type": "application/json", **target.headers},
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=target.timeout_s),
+        auto_decompress=False,
+    )
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -199,22 +269,28 @@ class _Sender:
         self._on_sample: OnSample | None = None
         self.samples: list[Sample] = []
         self.start = time.perf_counter()
+        self.most = self._open = 0
 
     def begin(self, on_sample: OnSample | None) -> None:
         """Forget what was sent so far and start the clock."""
         self._on_sample = on_sample
         self.samples = []
         self.start = time.perf_counter()
+        self.most = 0
 
-    async def send(self, body: Body, due: float) -> None:
+    async def send(self, body: Body, due: float, headers: Mapping[str, str] | None = None) -> None:
         """Send one request that was due at `due` (on `time.perf_counter`) and record it."""
         status, received, error = NO_ANSWER, 0, ""
+        self._open += 1
+        self.most = max(self.most, self._open)
         try:
-            async with self._session.post(self._url, data=body.data) as response:
+            async with self._session.post(self._url, data=body.data, headers=headers) as response:
                 received = len(await response.read())
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as failure:
             error = f"{type(failure).__name__}: {failure}"
+        finally:
+            self._open -= 1
         latency = time.perf_counter() - due
         sample = Sample(due - self.start, latency, status, received, body.texts, body.tokens, error)
         self.samples.append(sample)

@@ -1,4 +1,4 @@
-"""The yardstick: sentence-transformers' own `encode` on the same model directory, in a process of its own.
+"""The yardstick: the task's own library on the same model directory, in a process of its own.
 
 Its memory and its threads are thereby its own, and it is loaded once however many rounds are measured. The process
 waits on its standard input between rounds and burns nothing meanwhile. This file is both sides: imported, it is the
@@ -39,21 +39,23 @@ class OfflineError(RuntimeError):
 
 
 class Offline:
-    """sentence-transformers in its own process; a context manager that ends it.
+    """The library in its own process; a context manager that ends it.
 
     Args:
-        model_directory: a sentence-transformers directory.
+        model_directory: the model.
         dtype: `float32`, `bfloat16` or `float16`.
         threads: torch's intra-op threads.
+        task: embedding (sentence-transformers' `encode`), reranking (its `CrossEncoder.predict`), classification or
+            token_classification (transformers' pipelines), seq2seq (`generate` in unsorted batches).
 
     Raises:
         OfflineError: on entering, when the model can't be loaded.
     """
 
-    def __init__(self, model_directory: Path, dtype: str, threads: int) -> None:
+    def __init__(self, model_directory: Path, dtype: str, threads: int, task: str = "embedding") -> None:
         self.dtype = dtype
         self.threads = threads
-        self._arguments = [str(model_directory), dtype, str(threads)]
+        self._arguments = [str(model_directory), dtype, str(threads), task]
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> "Offline":
@@ -97,16 +99,16 @@ class Offline:
             raise OfflineError("the offline process isn't running")
         return self._process.pid
 
-    def encode(self, texts: Sequence[str]) -> float:
-        """Encode all texts in one call, sorted as the library does; seconds it took.
+    def run(self, inputs: Sequence[Any]) -> float:
+        """Run all texts, or pairs, in one call, ordered as the library does; seconds it took.
 
         Raises:
             OfflineError: the process failed.
         """
-        return float(self._ask({"do": "encode", "texts": list(texts)})["seconds"])
+        return float(self._ask({"do": "run", "texts": list(inputs)})["seconds"])
 
     def single(self, texts: Sequence[str], threads: int | None = None) -> SingleText:
-        """Run the texts one at a time, at `threads` threads (the process's own unless told otherwise).
+        """Embed the texts one at a time, at `threads` threads (the process's own unless told otherwise).
 
         Raises:
             OfflineError: the process failed.
@@ -114,14 +116,14 @@ class Offline:
         answer = self._ask({"do": "single", "texts": list(texts), "threads": threads or self.threads})
         return SingleText(float(answer["forward_ms"]), float(answer["encode_ms"]))
 
-    def vectors(self, texts: Sequence[str]) -> list[list[float]]:
-        """The texts' vectors, one per text, in order.
+    def values(self, inputs: Sequence[Any]) -> list[list[Any]]:
+        """What the library answers, one list of numbers (or of words, of seq2seq) per text, in order.
 
         Raises:
             OfflineError: the process failed.
         """
-        vectors: list[list[float]] = self._ask({"do": "vectors", "texts": list(texts)})["vectors"]
-        return vectors
+        values: list[list[Any]] = self._ask({"do": "values", "texts": list(inputs)})["values"]
+        return values
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         if self._process is None or self._process.stdin is None:
@@ -164,7 +166,84 @@ def _median_ms(run: Any, inputs: Sequence[Any]) -> float:
     return statistics.median(seconds) * 1e3
 
 
-def _child(model_directory: str, dtype: str, threads: int) -> None:
+class _Embedding:
+    """sentence-transformers' encode."""
+
+    def __init__(self, directory: str, dtype: Any) -> None:
+        from sentence_transformers import SentenceTransformer
+
+        self.model = SentenceTransformer(directory, device="cpu", model_kwargs={"dtype": dtype})
+
+    def run(self, texts: list[str]) -> Any:
+        return self.model.encode(texts, batch_size=BATCH_SIZE, show_progress_bar=False)
+
+    def values(self, texts: list[str]) -> list[list[Any]]:
+        return [[float(x) for x in row] for row in self.run(texts)]
+
+
+class _Reranking:
+    """sentence-transformers' CrossEncoder.predict."""
+
+    def __init__(self, directory: str, dtype: Any) -> None:
+        from sentence_transformers import CrossEncoder
+
+        self.model = CrossEncoder(directory, device="cpu", model_kwargs={"dtype": dtype})
+
+    def run(self, pairs: list[Any]) -> Any:
+        pairs = [(pair, pair) if isinstance(pair, str) else tuple(pair) for pair in pairs]
+        return self.model.predict(pairs, batch_size=BATCH_SIZE, show_progress_bar=False)
+
+    def values(self, pairs: list[Any]) -> list[list[Any]]:
+        return [[float(score)] for score in self.run(pairs)]
+
+
+class _Pipeline:
+    """A pipeline of transformers, in batches."""
+
+    def __init__(self, directory: str, dtype: Any, task: str) -> None:
+        from transformers import pipeline
+
+        name = task if task.startswith("token") else f"text-{task}"
+        self.model = pipeline(name.replace("_", "-"), directory, dtype=dtype, device="cpu", batch_size=BATCH_SIZE)
+        self.texts = task == "classification"
+
+    def run(self, texts: list[str]) -> Any:
+        return self.model(texts, **({"truncation": True} if self.texts else {}))
+
+    def values(self, texts: list[str]) -> list[list[Any]]:
+        return [[found["score"]] if self.texts else [entity["score"] for entity in found] for found in self.run(texts)]
+
+
+class _Seq2seq:
+    """generate in batches of the texts' own order."""
+
+    def __init__(self, directory: str, dtype: Any) -> None:
+        from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+        self.model = AutoModelForSeq2SeqLM.from_pretrained(directory, dtype=dtype).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(directory)
+
+    def run(self, texts: list[str]) -> Any:
+        found = []
+        for start in range(0, len(texts), BATCH_SIZE):
+            batch = self.tokenizer(
+                texts[start : start + BATCH_SIZE], padding=True, truncation=True, return_tensors="pt"
+            )
+            batch.pop("token_type_ids", None)
+            found += self.tokenizer.batch_decode(self.model.generate(**batch), skip_special_tokens=True)
+        return found
+
+    def values(self, texts: list[str]) -> list[list[Any]]:
+        return [text.split() for text in self.run(texts)]
+
+
+def _library(directory: str, dtype: Any, task: str) -> Any:
+    if task in ("classification", "token_classification"):
+        return _Pipeline(directory, dtype, task)
+    return {"embedding": _Embedding, "reranking": _Reranking, "seq2seq": _Seq2seq}[task](directory, dtype)
+
+
+def _child(model_directory: str, dtype: str, threads: int, task: str) -> None:
     """Load the model, say so, then answer one question per line of standard input until it ends."""
     # The answers' channel is kept apart from what libraries print.
     answers = os.fdopen(os.dup(1), "w")
@@ -176,36 +255,34 @@ def _child(model_directory: str, dtype: str, threads: int) -> None:
 
     try:
         import torch
-        from sentence_transformers import SentenceTransformer
 
         torch.set_num_threads(threads)
-        model = SentenceTransformer(model_directory, device="cpu", model_kwargs={"dtype": getattr(torch, dtype)})
-        model.encode(["warm"] * BATCH_SIZE + ["warm up " * 100] * 4, batch_size=BATCH_SIZE, show_progress_bar=False)
+        library = _library(model_directory, getattr(torch, dtype), task)
+        library.run(["warm"] * BATCH_SIZE + ["warm up " * 100] * 4)
     except Exception as failure:  # noqa: BLE001 - whatever it is, the parent must hear it
-        say({"error": f"sentence-transformers could not load the model: {type(failure).__name__}: {failure}"})
+        say({"error": f"the offline library could not load the model: {type(failure).__name__}: {failure}"})
         return
     say({"ready": True})
 
-    def encode(texts: list[str]) -> Any:
-        return model.encode(texts, batch_size=BATCH_SIZE, show_progress_bar=False)
-
+    model = library.model
     for line in sys.stdin:
         question = json.loads(line)
         texts = question["texts"]
         try:
-            if question["do"] == "encode":
+            if question["do"] == "run":
                 start = time.perf_counter()
-                encode(texts)
+                with torch.inference_mode():
+                    library.run(texts)
                 say({"seconds": time.perf_counter() - start})
-            elif question["do"] == "vectors":
-                say({"vectors": [[float(x) for x in row] for row in encode(texts)]})
+            elif question["do"] == "values":
+                say({"values": library.values(texts)})
             else:
                 torch.set_num_threads(question["threads"])
                 features = [model.preprocess([text]) for text in texts]
                 with torch.inference_mode():
                     model(dict(features[0]))
                     forward = _median_ms(lambda each: model(dict(each)), features)
-                whole = _median_ms(lambda text: encode([text]), texts)
+                whole = _median_ms(lambda text: library.run([text]), texts)
                 torch.set_num_threads(threads)
                 say({"forward_ms": forward, "encode_ms": whole})
         except Exception as failure:  # noqa: BLE001 - whatever it is, the parent must hear it
@@ -213,4 +290,4 @@ def _child(model_directory: str, dtype: str, threads: int) -> None:
 
 
 if __name__ == "__main__":
-    _child(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    _child(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])

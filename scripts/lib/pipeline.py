@@ -1,11 +1,11 @@
-"""sentence-transformers' files: what surrounds the network of an embedding model, as keys of the `handler:` section.
+"""sentence-transformers' files: what surrounds the network of a model, as keys of the `handler:` section.
 
 Reads modules.json and the configurations it points to in every form from version 0.4 to 6, without importing the
 library, and refuses what the handler would not compute the same way.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,18 +30,18 @@ _LEGACY_POOLING = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 _SERVED = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")
-# sentence-transformers' other model families: what they are here.
-_FAMILIES = {
-    "CrossEncoder": "reranking",
-    "SparseEncoder": "sparse embedding",
-    "MultiVectorEncoder": "multi-vector embedding",
-}
 # Arguments that change how a model is loaded and not what it computes on text.
 _HARMLESS = {
     "trust_remote_code", "torch_dtype", "dtype", "attn_implementation", "use_fast", "padding_side", "low_cpu_mem_usage",
     "local_files_only", "device_map", "use_safetensors",
 }  # fmt: skip
 _SENTENCE = "sentence_embedding"
+#: sentence-transformers' other families of models → the task of each.
+FAMILIES = {
+    "CrossEncoder": "reranking",
+    "SparseEncoder": "sparse_embedding",
+    "MultiVectorEncoder": "multi-vector embedding",
+}
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _load(files: Mapping[str, Path], name: str) -> Any:
 def other_family(files: Mapping[str, Path]) -> str | None:
     """The task that config_sentence_transformers.json names, when that is another one than embedding."""
     name = load_json(files, ABOUT).get("model_type", "SentenceTransformer")
-    return None if name == "SentenceTransformer" else _FAMILIES.get(str(name), str(name))
+    return None if name == "SentenceTransformer" else FAMILIES.get(str(name), str(name))
 
 
 def read(files: Mapping[str, Path]) -> Pipeline | None:
@@ -109,20 +109,19 @@ def read(files: Mapping[str, Path]) -> Pipeline | None:
     Raises:
         UserError: a module, an order or a setting that isn't served, or a file that is missing.
     """
-    modules = _load(files, MODULES)
-    if modules is None:
+    if MODULES not in files:
         return None
-    kinds = _kinds(modules)
-    _check_order([kind for kind, _ in kinds])
-    paths = {kind: [path for other, path in kinds if other == kind] for kind in _SERVED}
+    found = kinds(files, _SERVED)
+    _check_order([kind for kind, _ in found])
+    paths = {kind: [path for other, path in found if other == kind] for kind in _SERVED}
     transformer = paths["Transformer"][0]
     for path in paths["Dense"]:
         _check_dense(files, path)
     for path in paths["Normalize"]:
         _check_keys(load_json(files, f"{path}/config.json"), path)
     pooling, include_prompt = _pooling(files, paths["Pooling"][0])
-    max_tokens, lower_case = _transformer(files, transformer)
-    prompts, default = _prompts(files)
+    max_tokens, lower_case = transformer_settings(files, transformer)
+    prompts, default = prompts_of(files)
     return Pipeline(
         transformer=transformer,
         pooling=pooling,
@@ -136,13 +135,18 @@ def read(files: Mapping[str, Path]) -> Pipeline | None:
     )
 
 
-def _kinds(modules: Any) -> list[tuple[str, str]]:
-    """(class name, sub-folder) of every module."""
+def kinds(files: Mapping[str, Path], served: Sequence[str]) -> list[tuple[str, str]]:
+    """(class name, sub-folder) of every module that modules.json names.
+
+    Raises:
+        UserError: a class that is not one of `served`.
+    """
+    modules = _load(files, MODULES)
     try:
         rows = [(str(row["type"]), str(row["path"])) for row in modules]
     except (TypeError, KeyError) as error:
         raise UserError(f"{MODULES} is no list of modules with type and path", "is the download complete?") from error
-    kinds = []
+    found = []
     for reference, path in rows:
         package, _, kind = reference.rpartition(".")
         if package.partition(".")[0] != "sentence_transformers":
@@ -150,24 +154,24 @@ def _kinds(modules: Any) -> list[tuple[str, str]]:
                 f"{MODULES} names {reference}, code of the model's own",
                 "such a model can't be served; sentence-transformers' own modules can",
             )
-        if kind not in _SERVED:
+        if kind not in served:
             raise UserError(
                 f"{MODULES} names the module {kind}, which is not served",
-                f"served are {', '.join(_SERVED)}",
+                f"served are {', '.join(served)}",
             )
-        kinds.append((kind, check_name(path.rstrip("/")) if path.rstrip("/") else ""))
-    return kinds
+        found.append((kind, check_name(path.rstrip("/")) if path.rstrip("/") else ""))
+    return found
 
 
-def _check_order(kinds: list[str]) -> None:
-    order = [kind for kind in kinds if kind != "Dropout"]  # nothing at inference
+def _check_order(found: list[str]) -> None:
+    order = [kind for kind in found if kind != "Dropout"]  # nothing at inference
     expected = "Transformer, Pooling, any number of Dense, then Normalize or not"
     rest = order[2:]
     dense = rest[: rest.index("Normalize")] if "Normalize" in rest else rest
     tail = rest[len(dense) :]
     if order[:2] != ["Transformer", "Pooling"] or set(dense) - {"Dense"} or set(tail) - {"Normalize"}:
         raise UserError(
-            f"{MODULES} has the modules {', '.join(kinds) or 'of none'}; served is {expected}",
+            f"{MODULES} has the modules {', '.join(found) or 'of none'}; served is {expected}",
             "a model of another shape can't be served",
         )
 
@@ -204,8 +208,22 @@ def _check_dense(files: Mapping[str, Path], path: str) -> None:
     _check_keys(config, path)
 
 
-def _transformer(files: Mapping[str, Path], path: str) -> tuple[int | None, bool]:
-    """max_seq_length and do_lower_case of the Transformer module; refuses what the handler doesn't do."""
+def transformer_settings(
+    files: Mapping[str, Path],
+    path: str,
+    *,
+    task: str = "feature-extraction",
+    reads: str = "last_hidden_state",
+    writes: str = "token_embeddings",
+) -> tuple[int | None, bool]:
+    """max_seq_length and do_lower_case of a Transformer module; refuses what the handler doesn't do.
+
+    Args:
+        path: the module's sub-folder.
+        task: its `transformer_task`.
+        reads: the network's output that it reads.
+        writes: what it calls that for the next module.
+    """
     prefix = f"{path}/" if path else ""
     name = next((prefix + name for name in _TRANSFORMER_CONFIGS if load_json(files, prefix + name)), None)
     if name is None:
@@ -213,17 +231,16 @@ def _transformer(files: Mapping[str, Path], path: str) -> tuple[int | None, bool
     config = load_json(files, name)
 
     def refuse(what: str) -> UserError:
-        return UserError(f"{name} has {what}, which is not served", "only plain text embedding is served so far")
+        return UserError(f"{name} has {what}, which is not served", "a model without it can be served")
 
-    task = config.get("transformer_task", "feature-extraction")
-    if task != "feature-extraction":
-        raise refuse(f"transformer_task {task}")
+    if config.get("transformer_task", task) != task:
+        raise refuse(f"transformer_task {config['transformer_task']}")
     text = config.get("modality_config", {}).get("text", {})
     if "modality_config" in config and not text:
         raise refuse("no modality text")
-    if text.get("method", "forward") != "forward" or text.get("method_output_name") not in (None, "last_hidden_state"):
+    if text.get("method", "forward") != "forward" or text.get("method_output_name") not in (None, reads):
         raise refuse(f"the text modality {text}")
-    if config.get("module_output_name") not in (None, "token_embeddings"):
+    if config.get("module_output_name") not in (None, writes):
         raise refuse(f"module_output_name {config['module_output_name']}")
     for key in ("query_length", "document_length", "query_expansion", "processing_kwargs", "tokenizer_name_or_path"):
         if config.get(key):
@@ -240,7 +257,8 @@ def _transformer(files: Mapping[str, Path], path: str) -> tuple[int | None, bool
     return limit, bool(config.get("do_lower_case", False))
 
 
-def _prompts(files: Mapping[str, Path]) -> tuple[dict[str, str], str | None]:
+def prompts_of(files: Mapping[str, Path]) -> tuple[dict[str, str], str | None]:
+    """The prompts by name, and the name of the one that is put before texts by default."""
     about = load_json(files, ABOUT)
     if about.get("truncate_dim") is not None:
         raise UserError(

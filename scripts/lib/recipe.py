@@ -12,7 +12,18 @@ from typing import Any
 
 from handlers.config import ConfigError, HandlerConfig
 from handlers.generation.settings import GenerationConfig
-from scripts.lib import archive, checkpoint, decoder, pipeline, requirements, tree, user_handler, weights
+from scripts.lib import (
+    archive,
+    calibration,
+    checkpoint,
+    decoder,
+    pipeline,
+    requirements,
+    tasks,
+    tree,
+    user_handler,
+    weights,
+)
 from scripts.lib.archive import Content
 from scripts.lib.checkpoint import Checkpoint
 from scripts.lib.errors import UserError
@@ -40,6 +51,7 @@ class Order:
         convert: whether pickled weights may be converted.
         trust_remote_code: whether code of the model's own may run.
         response_timeout: seconds that a batch may take.
+        calibration: texts that int8 and uint8 embeddings take their ranges from, one a line.
     """
 
     source: Source
@@ -53,6 +65,7 @@ class Order:
     convert: bool = False
     trust_remote_code: bool = False
     response_timeout: int = 120
+    calibration: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -92,21 +105,19 @@ def prepare(order: Order, work: Path) -> Recipe:
     settings = _settings(found.settings() | overrides)
     contents: dict[str, Content] = {f"{_MODEL}/{name}": content for name, content in model.items()}
     contents |= _handlers()
-    module = decoder.MODULE if generates else f"handlers.{found.task}"
+    module = decoder.MODULE if generates else tasks.SERVED[found.task].module
     if order.handler is not None:
         module = _own_handler(order.handler, contents, work)
     if order.requirements is not None:
         contents[archive.REQUIREMENTS] = requirements.read(order.requirements)
         notes.append("requirements.txt is installed only by servers with install_py_dep_per_model=true")
-    contents[archive.CONFIG] = archive.model_config(
-        settings,
-        response_timeout=order.response_timeout,
-        startup_timeout=max(STARTUP_TIMEOUT, order.response_timeout),
-        mode=decoder.MODE if generates else {},
-    )
+    contents[archive.CONFIG] = _config(settings, order)
     contents[archive.MANIFEST] = archive.manifest(
         order.name, order.version, module, requirements=order.requirements is not None
     )
+    if order.calibration is not None:
+        notes += _calibrate(order.calibration, contents, settings, work)
+        contents[archive.CONFIG] = _config(settings, order)
     if not all(name.isascii() for name in contents):
         notes.append(
             "some file names are not ASCII: TorchServe needs a UTF-8 locale (serve sets it; else LC_ALL=C.UTF-8)"
@@ -173,6 +184,24 @@ def _settings(settings: dict[str, Any]) -> dict[str, Any]:
     except ConfigError as error:
         raise UserError(str(error).removeprefix("handler: "), "see batchserve build --help") from error
     return settings
+
+
+def _config(settings: dict[str, Any], order: Order) -> bytes:
+    longest = max(STARTUP_TIMEOUT, order.response_timeout)
+    mode = decoder.MODE if settings["task"] == decoder.TASK else {}
+    return archive.model_config(settings, response_timeout=order.response_timeout, startup_timeout=longest, mode=mode)
+
+
+def _calibrate(file: Path, contents: dict[str, Content], settings: dict[str, Any], work: Path) -> list[str]:
+    """Add the calibration to the members and to the `handler:` section; notes."""
+    if settings["task"] != "embedding":
+        raise UserError(f"--calibrate is for embeddings, and this is a model for {settings['task']}", "leave it out")
+    texts = calibration.read(file)
+    contents[calibration.MEMBER] = calibration.member(texts, contents, work)
+    settings["calibration"] = calibration.MEMBER
+    if len(texts) < calibration.FEW:
+        return [f"calibrated with {len(texts)} texts; some hundreds give ranges that fit others too"]
+    return []
 
 
 def _handlers() -> dict[str, Content]:

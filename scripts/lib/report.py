@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from scripts.lib.machine import Machine
-from scripts.lib.offline import SingleText
+from scripts.lib.offline import BATCH_SIZE, SingleText
 from scripts.lib.scrape import BatchingWindow
 from scripts.lib.stats import Spread, Summary
 
@@ -195,7 +195,7 @@ def to_json(report: Report) -> bytes:
         "settings": report.settings,
         "points": [_point_json(point) for point in report.points],
         "offline": [{**dataclasses.asdict(run), "rate": dataclasses.asdict(run.rate)} for run in report.offline],
-        "agreement_with_offline_cosine": report.agreement,
+        "agreement_with_offline": report.agreement,
         "targets": [
             {**dataclasses.asdict(target), "reached": target.reached, "verdict": target.verdict}
             for target in report.targets
@@ -268,7 +268,8 @@ def show(report: Report, console: Console) -> None:
     )
     console.print(", ".join(f"{name} {value}" for name, value in report.settings.items()), markup=False)
     if report.offline:
-        console.print(_offline_table(report.offline))
+        yardstick = str(report.settings.get("yardstick", "sentence-transformers' encode"))
+        console.print(_offline_table(report.offline, yardstick))
     if report.points:
         console.print(_points_table(report.points))
     if report.targets:
@@ -277,8 +278,8 @@ def show(report: Report, console: Console) -> None:
         console.print(f"note: {note}", markup=False)
 
 
-def _offline_table(runs: Sequence[OfflineRun]) -> Table:
-    table = Table(title="offline: sentence-transformers encode, sorted, batches of 32", title_justify="left")
+def _offline_table(runs: Sequence[OfflineRun], yardstick: str) -> Table:
+    table = Table(title=f"offline: {yardstick}, batches of {BATCH_SIZE}", title_justify="left")
     table.add_column("workload")
     table.add_column("dtype")
     for name in ("threads", "texts", "texts/s", "one text: forward ms", "encode ms"):

@@ -1,7 +1,8 @@
 """An extracted archive run in this process through TorchServe's own loader and Service, as a worker runs it.
 
 Needs only `ts` and the standard library, so that it also runs as a script where nothing of this checkout is on the
-path: `python -I service.py DIRECTORY` loads the archive, answers one text and prints one line of JSON.
+path: `python -I service.py DIRECTORY` loads the archive, answers one request and prints one line of JSON;
+`python -I service.py DIRECTORY BODIES` also answers each line of the file BODIES, and prints before it a line for each.
 """
 
 import json
@@ -181,11 +182,11 @@ def _forget_checkout() -> None:
     sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable__" not in getattr(finder, "__module__", "")]
 
 
-def _smoke(directory: Path) -> dict[str, Any]:
-    """Load the archive and answer one text.
+def _smoke(directory: Path, bodies: Sequence[bytes] = ()) -> dict[str, Any]:
+    """Load the archive and answer one request, then those with these bodies, whose answers are printed.
 
     Raises:
-        RuntimeError: code that is not the archive's was used, or the text got no 200.
+        RuntimeError: code that is not the archive's was used, or the first request got no 200.
     """
     service = load(directory)
     for name, module in list(sys.modules.items()):
@@ -193,13 +194,18 @@ def _smoke(directory: Path) -> dict[str, Any]:
         if name.split(".")[0] == "handlers" and place and not Path(place).resolve().is_relative_to(directory.resolve()):
             raise RuntimeError(f"{name} was not loaded from the archive")
     handler = getattr(service._entry_point, "__self__", None)  # Service has no public way to it
-    answer = predict(service, [Body(getattr(handler, "probe", b'{"text": "hello"}'))])[0]
+    sample = handler.sample() if handler is not None and hasattr(handler, "sample") else {"text": "hello"}
+    answer = predict(service, [Body(json.dumps(sample).encode())])[0]
     if answer.status != 200:
-        raise RuntimeError(f"one text got {answer.status}: {answer.body.decode(errors='replace')[:500]}")
+        raise RuntimeError(f"one request got {answer.status}: {answer.body.decode(errors='replace')[:500]}")
     card = handler.card() if handler is not None and hasattr(handler, "card") else {}
+    for body in bodies:
+        answered = predict(service, [Body(body)])[0]
+        print(json.dumps({"status": answered.status, "body": answered.json()}))
     return {"ok": True, "bytes": len(answer.body), "card": card}
 
 
 if __name__ == "__main__":
     _forget_checkout()
-    print(json.dumps(_smoke(Path(sys.argv[1]))))
+    lines = Path(sys.argv[2]).read_bytes().splitlines() if len(sys.argv) > 2 else []
+    print(json.dumps(_smoke(Path(sys.argv[1]), lines)))

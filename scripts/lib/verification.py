@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,31 @@ def answer_one(directory: Path, temporary: Path, *, seconds: float = SECONDS) ->
     Raises:
         UserError: it fails or takes too long.
     """
+    return _reports([str(directory)], temporary, 1, seconds)[0]
+
+
+def answer_all(directory: Path, temporary: Path, bodies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Load an extracted archive in a clean process and send it requests, one after the other, however long it takes.
+
+    Args:
+        directory, temporary: as for `answer_one`.
+        bodies: what to send, as JSON.
+
+    Returns:
+        `status` and decoded `body` of each answer.
+
+    Raises:
+        UserError: the archive does not load.
+    """
+    lines = temporary / "bodies.jsonl"
+    lines.write_text("".join(json.dumps(body) + "\n" for body in bodies), encoding="utf-8")
+    return _reports([str(directory), str(lines)], temporary, len(bodies) + 1, None)[:-1]
+
+
+def _reports(arguments: list[str], temporary: Path, count: int, seconds: float | None) -> list[dict[str, Any]]:
+    """The last `count` JSON objects that the process prints, one a line."""
     # -I: neither PYTHONPATH nor the current directory nor the user's site; -B: no caches
-    command = [sys.executable, "-I", "-B", str(_SERVICE), str(directory)]
+    command = [sys.executable, "-I", "-B", str(_SERVICE), *arguments]
     environment = clean_environment(temporary) | {"HF_HUB_OFFLINE": "1"}
     try:
         done = subprocess.run(
@@ -73,6 +97,9 @@ def answer_one(directory: Path, temporary: Path, *, seconds: float = SECONDS) ->
             "nothing was put in place",
         )
     try:
-        return dict(json.loads(done.stdout.strip().splitlines()[-1]))
-    except (ValueError, IndexError) as error:
+        reports = [dict(json.loads(line)) for line in done.stdout.splitlines()[-count:]]
+    except ValueError as error:
         raise UserError("the archive's process gave no report", "nothing was put in place") from error
+    if len(reports) != count:
+        raise UserError("the archive's process gave no report", "nothing was put in place")
+    return reports

@@ -4,17 +4,18 @@ A *length* counts every token that the model runs, the special ones too, as `max
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 from tokenizers import Tokenizer
 
+from scripts.lib.subjects import QUERY, SUBJECTS, Subject
+
 # Lengths and shares are drawn per block, so that any whole number of blocks has exactly the same mixture: two
 # measurements over different counts of texts then compare like with like.
 BLOCK = 100
-LIST_ITEMS = 32
 LEAST_WORDS = 10
 SHORT_RANGE = (5, 25)
 MIXED_SHORT_RANGE = (5, 30)
@@ -43,13 +44,15 @@ class Workload:
         name: `short`, `mixed` or `lists`.
         bodies: the requests; a load cycles through them.
         texts: every text of every request, in order.
-        lengths: tokens of each text, special ones counted.
+        lengths: tokens of each text, special ones and a query's counted.
+        inputs: the texts as the yardstick runs them: with the query before each, where there is one.
     """
 
     name: str
     bodies: tuple[Body, ...]
     texts: tuple[str, ...]
     lengths: tuple[int, ...]
+    inputs: tuple[str | tuple[str, str], ...]
 
 
 class Vocabulary:
@@ -91,6 +94,10 @@ class Vocabulary:
         """Tokens of a text, special ones counted."""
         return len(self._tokenizer.encode(text).ids)
 
+    def beside(self, query: str) -> int:
+        """Tokens that a query adds to a text that is read together with it."""
+        return len(self._tokenizer.encode(query, "").ids) - self.special_tokens
+
     def text(self, tokens: int, rng: random.Random) -> str:
         """Make a text of exactly `tokens` tokens, special ones counted.
 
@@ -123,8 +130,17 @@ def mixed_lengths(count: int, rng: random.Random) -> list[int]:
     return lengths
 
 
-def make_workload(name: str, vocabulary: Vocabulary, requests: int, seed: int = 0) -> Workload:
+def make_workload(
+    name: str, vocabulary: Vocabulary, requests: int, seed: int = 0, subject: Subject = SUBJECTS["embedding"]
+) -> Workload:
     """Make a pool of `requests` requests of a named workload; the same arguments give the same bytes.
+
+    Args:
+        name: of WORKLOADS.
+        vocabulary: words of the model's own.
+        requests: how many.
+        seed: another one, other texts of the same mixture.
+        subject: the task; where it has a query, each text is as much shorter.
 
     Raises:
         ValueError: an unknown name, or no requests.
@@ -134,17 +150,19 @@ def make_workload(name: str, vocabulary: Vocabulary, requests: int, seed: int = 
     if requests < 1:
         raise ValueError("a workload needs at least one request")
     rng = random.Random(f"{name}:{seed}")
-    per_request = LIST_ITEMS if name == "lists" else 1
+    per_request = subject.list_items if name == "lists" else 1
     count = requests * per_request
     lengths = short_lengths(count, rng) if name == "short" else mixed_lengths(count, rng)
-    texts = [vocabulary.text(length, rng) for length in lengths]
+    beside = vocabulary.beside(QUERY) if subject.query else 0
+    texts = [vocabulary.text(max(length - beside, vocabulary.special_tokens + 1), rng) for length in lengths]
+    run = [max(length, beside + vocabulary.special_tokens + 1) for length in lengths] if beside else lengths
     bodies = [
-        _body(texts[start : start + per_request], lengths[start : start + per_request], as_list=name == "lists")
+        _body(subject, texts[start : start + per_request], sum(run[start : start + per_request]), name == "lists")
         for start in range(0, count, per_request)
     ]
-    return Workload(name, tuple(bodies), tuple(texts), tuple(lengths))
+    inputs = tuple((QUERY, text) for text in texts) if subject.query else tuple(texts)
+    return Workload(name, tuple(bodies), tuple(texts), tuple(run), inputs)
 
 
-def _body(texts: Sequence[str], lengths: Iterable[int], *, as_list: bool) -> Body:
-    data = orjson.dumps({"texts": list(texts)} if as_list else {"text": texts[0]})
-    return Body(data, len(texts), sum(lengths))
+def _body(subject: Subject, texts: Sequence[str], tokens: int, listed: bool) -> Body:
+    return Body(orjson.dumps(subject.many(texts) if listed else subject.one(texts[0])), len(texts), tokens)

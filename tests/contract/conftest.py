@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +62,35 @@ def assert_close(found: Any, expected: Any) -> None:
 Serve = Callable[..., Served]
 
 
+@pytest.fixture(scope="package", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Several threads only get into each other's way on models of this size, ten times over on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Serve:
-    """serve(model directory, **handler settings) → Served. Lay out what an extracted archive holds and load it."""
-    cwd, path, threads = Path.cwd(), list(sys.path), torch.get_num_threads()
+    """serve(model directory, handler=module, **handler settings) → Served: what an extracted archive holds, loaded.
+
+    `members` are files of the archive beside these: name → content.
+    """
+    cwd, path = Path.cwd(), list(sys.path)
 
     def make(
-        model: Path, *, handler: str = "handlers.embedding", response_timeout: int = 120, **settings: Any
+        model: Path,
+        *,
+        handler: str = "handlers.embedding",
+        response_timeout: int = 120,
+        members: Mapping[str, bytes] | None = None,
+        **settings: Any,
     ) -> Served:
         directory = tmp_path_factory.mktemp("archive")
         (directory / "model").symlink_to(model)
+        for name, content in (members or {}).items():
+            (directory / name).write_bytes(content)
         manifest = {
             "runtime": "python",
             "model": {
@@ -83,14 +102,14 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Serve:
         }
         (directory / "MAR-INF").mkdir()
         (directory / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
-        config = {"responseTimeout": response_timeout, "handler": {"task": "embedding", **settings}}
+        config = {"responseTimeout": response_timeout, "handler": {"task": handler.rpartition(".")[2], **settings}}
         (directory / "model-config.yaml").write_text(yaml.safe_dump(config))
         try:
             return Served(directory)
         finally:
             os.chdir(cwd)
             sys.path[:] = path
-            torch.set_num_threads(threads)
+            torch.set_num_threads(1)
 
     return make
 

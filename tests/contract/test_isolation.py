@@ -11,7 +11,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
-from handlers.protocol import dumps
+from handlers.serialise import dumps
 from scripts.lib.service import Answer, Body
 from tests.contract.conftest import MIXED, SETTINGS, Serve, Served, assert_close, vectors
 
@@ -26,7 +26,7 @@ def test_too_much_work_is_refused_before_it_is_begun(serve: Serve, tiny_model: P
     )
     assert small.status == 200
     assert (large.status, large.json()["code"]) == (413, "too_much_work")
-    assert "at most about 17 items" in large.json()["message"]
+    assert "at most about 17 texts" in large.json()["message"]
     assert (crowded.status, crowded.headers["Retry-After"]) == (503, "1")
 
 
@@ -198,7 +198,7 @@ def test_nothing_a_client_sent_is_logged(served: Served, caplog: pytest.LogCaptu
 
 def test_answers_are_strict_compact_json_without_orjson(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     fast = served.ask({"texts": ["the cat", "☃"]})[0]
-    monkeypatch.setattr("handlers.protocol.orjson", None)
+    monkeypatch.setattr("handlers.serialise.orjson", None)
     plain = served.ask({"texts": ["the cat", "☃"]})[0]
     np.testing.assert_array_equal(vectors(fast), vectors(plain))
     assert b" " not in plain.body

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from handlers.config import HandlerConfig
-from handlers.errors import RequestError
 from handlers.model import Model
 from handlers.pooling import Head
 from handlers.runner import Tally, run
-from handlers.tokens import Encoding, Text
+from handlers.tokens import Text
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,7 +22,7 @@ TEXTS = ["the cat", "a dog runs in the old house and eats " * 8, "hello", "", "t
 
 
 def vectors(model: Model, texts: list[str]) -> np.ndarray[Any, Any]:
-    encodings = [e for e in model.tokens.encode([Text(t) for t in texts]) if isinstance(e, Encoding)]
+    encodings = [e for slot in model.tokens.encode([Text(t) for t in texts]) if isinstance(slot, list) for e in slot]
     order = sorted(range(len(encodings)), key=lambda i: len(encodings[i]))
     hidden, layout = model.hidden([encodings[i] for i in order])
     rows = Head(["mean"])(hidden, layout).cpu().numpy()
@@ -54,7 +53,7 @@ def test_auto_is_float16_and_gpu_0_is_a_device(tiny_model: Path) -> None:
 def test_real_out_of_memory_is_halved(tiny_model: Path) -> None:
     model = Model(tiny_model, config(), gpu_id=0)
     model.fit()
-    encodings = [e for e in model.tokens.encode([Text(t) for t in TEXTS]) if not isinstance(e, RequestError)]
+    encodings = [e for slot in model.tokens.encode([Text(t) for t in TEXTS]) if isinstance(slot, list) for e in slot]
     free = torch.cuda.mem_get_info()[0]
 
     def forward(batch: Any, precise: bool) -> torch.Tensor:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handlers.batching import Limits, MicroBatch, cost, plan
+from handlers.batching import Limits, MicroBatch, cost, plan, plan_apart
 from tests.strategies import lengths
 
 limits = st.builds(
@@ -97,3 +97,8 @@ def test_nothing_to_plan() -> None:
 def test_impossible_limits(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="impossible"):
         Limits(**{"max_tokens": 1, "max_items": 1, **wrong})
+
+
+def test_keys_run_apart_under_limits_of_their_own() -> None:
+    found = plan_apart([5, 1, 5, 5], ["a", "b", "a", "b"], {"a": Limits(10, 8, 1), "b": Limits(100, 1, 1)}.__getitem__)
+    assert sorted(batch.indices for batch in found) == [(0, 2), (1,), (3,)]

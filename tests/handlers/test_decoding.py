@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from handlers.decoding import Headers, decode
+from handlers.decoding import Headers, accepted, decode
 from handlers.errors import RequestError
 from tests.strategies import as_json, json_values, texts
 
@@ -166,3 +166,9 @@ def test_no_row_raises_anything_but_a_request_error(row: dict[str, Any]) -> None
             decode(row, Headers({name: {"content-type": kind} for name in row}))
         except RequestError as error:
             assert error.status == 400
+
+
+def test_what_a_client_accepts() -> None:
+    header = Headers({"Accept": "text/CSV; q=0.9 , application/json,*/*;q=0.1"})
+    assert accepted(header) == ["text/csv", "application/json", "*/*"]
+    assert accepted(Headers({})) == [""]

@@ -8,6 +8,7 @@ from transformers import AutoModel, ModernBertConfig, ModernBertModel
 from handlers.config import HandlerConfig
 from handlers.model import Costs, Model
 from handlers.tokens import Encoding, Text
+from tests.families import family
 from tests.models import HIDDEN, tiny_bert, write_tokenizer
 
 TEXTS = ["the cat", "the cat [PAD] plays guitar", "a dog runs in the old house " * 5, "x"]
@@ -18,7 +19,7 @@ def config(**settings: Any) -> HandlerConfig:
 
 
 def encoded(model: Model, texts: list[str]) -> list[Encoding]:
-    return [slot for slot in model.tokens.encode([Text(text) for text in texts]) if isinstance(slot, Encoding)]
+    return [e for slot in model.tokens.encode([Text(text) for text in texts]) if isinstance(slot, list) for e in slot]
 
 
 def states(model: Model, encodings: list[Encoding], **options: bool) -> list[torch.Tensor]:
@@ -41,6 +42,26 @@ def test_packed_states_are_those_of_each_text_alone(tmp_path: Path, family: str)
     encodings = sorted(encoded(model, TEXTS), key=len)
     for found, expected in zip(states(model, encodings), direct(tmp_path, encodings), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "mpnet", "electra", "modernbert", "albert"])
+def test_a_head_alone_gives_the_logits_of_the_whole_model(tmp_path: Path, name: str) -> None:
+    model = Model(family(tmp_path, name, head="masked-lm"), config(), architecture="AutoModelForMaskedLM")
+    encodings = encoded(model, TEXTS[:2])
+    expected, layout = model.logits(encodings)
+    wanted = [start + 2 for start in layout.starts]
+    torch.testing.assert_close(model.head(model.hidden(encodings)[0][wanted]), expected[wanted], rtol=0, atol=1e-5)
+    torch.testing.assert_close(model.logits(encodings)[0], expected)
+
+
+def test_a_head_runs_in_fp32_on_fp32_states(tmp_path: Path) -> None:
+    directory = family(tmp_path, "bert", head="masked-lm")
+    half, full = (
+        Model(directory, config(dtype=d), architecture="AutoModelForMaskedLM") for d in ("float16", "float32")
+    )
+    states = full.hidden(encoded(full, TEXTS[:1]))[0]
+    torch.testing.assert_close(half.head(states), full.head(states), rtol=0, atol=1e-2)
+    assert half.net.dtype == torch.float16
 
 
 def modern_bert(directory: Path, window: int) -> Path:
@@ -97,17 +118,17 @@ def test_memory_that_is_short_at_the_start_makes_smaller_micro_batches(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Model(tiny_model, config())
-    whole = model._hidden
+    whole = model._states
 
-    def short(net: Any, encodings: Any, dtype: Any) -> Any:
-        if sum(len(e) for e in encodings) > 300:
+    def short(net: Any, inputs: Any, layout: Any) -> Any:
+        if sum(layout.lengths) > 300:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return whole(net, encodings, dtype)
+        return whole(net, inputs, layout)
 
-    monkeypatch.setattr(model, "_hidden", short)
+    monkeypatch.setattr(model, "_states", short)
     model.fit()
     assert model.limits().max_tokens == 256
-    monkeypatch.setattr(model, "_hidden", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none")))
+    monkeypatch.setattr(model, "_states", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none")))
     with pytest.raises(torch.OutOfMemoryError):
         model.fit()
 

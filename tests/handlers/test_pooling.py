@@ -7,10 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers.base.modules import dense as oracles
 from sentence_transformers.sentence_transformer.modules.pooling import Pooling
+from sentence_transformers.sparse_encoder.modules import SpladePooling
 from torch import Tensor
 
-from handlers.config import POOLING
-from handlers.pooling import Dense, Head, finish, pool
+from handlers import pooling
+from handlers.config import POOLING, SPLADE_ACTIVATIONS, SPLADE_STRATEGIES
+from handlers.pooling import Dense, Head, finish, pool, splade
 from handlers.tokens import Layout
 from tests.models import write_dense
 
@@ -108,3 +110,32 @@ def test_finish_cuts_first_and_normalises_after() -> None:
     vector = torch.tensor([3.0, 4.0, 12.0])
     assert finish(vector, normalize=False, dimensions=None).tolist() == [3, 4, 12]
     torch.testing.assert_close(finish(vector, normalize=True, dimensions=2), torch.tensor([0.6, 0.8]))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    st.integers(1, 40),
+    st.sampled_from(SPLADE_STRATEGIES),
+    st.sampled_from(SPLADE_ACTIVATIONS),
+)
+def test_splade_equals_sentence_transformers_in_slices_of_any_size(
+    lengths: list[int], slice_tokens: int, strategy: str, activation: str
+) -> None:
+    packed, flat, padded, apart, mask = states(lengths)
+    words = torch.nn.Linear(6, 11).requires_grad_(False)
+    oracle = SpladePooling(strategy, activation).eval()
+    expected = oracle({"token_embeddings": words(padded), "attention_mask": mask})["sentence_embedding"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pooling, "SPLADE_SLICE", 11 * slice_tokens)
+        for hidden, layout in ((packed, flat), (padded.flatten(0, 1), apart)):
+            found = splade(hidden, layout, words, vocabulary=11, strategy=strategy, activation=activation)
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_a_word_that_overflows_spoils_its_own_text_alone() -> None:
+    hidden, layout, *_ = states([3, 4])
+    hidden[1] = torch.nan
+    found = splade(hidden, layout, torch.nn.Identity(), vocabulary=6)
+    assert found[0].isnan().all()
+    assert found[1].isfinite().all()

@@ -138,3 +138,9 @@ def test_a_failed_device_ends_the_worker() -> None:
 def test_a_plan_that_leaves_a_text_out_is_refused() -> None:
     with pytest.raises(ValueError, match="leaves out 1 of 2"):
         run(encodings([4, 4]), plan([4], LIMITS), number_of)
+
+
+def test_a_row_may_be_an_error() -> None:
+    late = Overloaded("late")
+    rows = go([1, 2, 3], lambda batch, _: [late if len(e) == 2 else torch.tensor([len(e)]) for e in batch])
+    assert [row if row is late else int(row) for row in rows] == [1, late, 3]  # type: ignore[arg-type]

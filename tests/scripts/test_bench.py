@@ -10,11 +10,12 @@ import pytest
 
 from scripts.bench import _choices, _counts, _of_archive, bench
 from scripts.lib import benchmark
-from scripts.lib.benchmark import Settings, cosine
+from scripts.lib.benchmark import Settings, agreement, cosine
 from scripts.lib.errors import UserError
 from scripts.lib.load import LoadResult, Sample
 from scripts.lib.offline import SingleText
 from scripts.lib.scrape import BatchingWindow
+from scripts.lib.subjects import QUERY, SUBJECTS
 from scripts.lib.workloads import WORKLOADS, Body, Workload
 from tests.e2e.archives import write_archive
 
@@ -91,7 +92,7 @@ class FakeOffline:
         self.seconds = seconds
         self.events = events
 
-    def encode(self, texts: Sequence[str]) -> float:
+    def run(self, texts: Sequence[str]) -> float:
         self.events.append("offline")
         return self.seconds.pop(0)
 
@@ -103,7 +104,7 @@ class FakeOffline:
 def test_server_and_yardstick_take_turns_and_ratios_use_the_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     body = Body(b"{}", 1, 5)
-    pool = Workload("short", (body,) * 10, ("x",) * 10, (5,) * 10)
+    pool = Workload("short", (body,) * 10, ("x",) * 10, (5,) * 10, ("x",) * 10)
     servers = {size: SimpleNamespace(name=str(size)) for size in (32, 1)}
 
     def window(self: Any, server: Any, pool: Workload, clients: int) -> tuple[LoadResult, BatchingWindow, int]:
@@ -131,10 +132,41 @@ def test_server_and_yardstick_take_turns_and_ratios_use_the_neighbours(monkeypat
 
 def test_other_workloads_are_not_run_with_batch_size_one() -> None:
     run = benchmark._Run("m", "float32", settings(), {}, cast(Any, None), lambda label: nullcontext())
-    assert list(run._plan(Workload("mixed", (), (), ()))) == [(32, 1), (32, 64)]
+    assert list(run._plan(Workload("mixed", (), (), (), ()))) == [(32, 1), (32, 64)]
 
 
 def test_cosine() -> None:
     assert cosine([1, 0], [2, 0]) == 1
     assert cosine([1, 0], [0, 3]) == 0
     assert cosine([0, 0], [0, 3]) == 0
+
+
+@pytest.mark.parametrize(
+    ("served", "offline", "expected"),
+    [
+        ([1.0, -1.0] * 8, [2.0, -2.0] * 8, 1.0),
+        ([0.9], [0.8], 0.9),
+        ([0.5] * 20, [0.5] * 19 + [0.25], 0.75),
+        (["a", "b"], ["a", "c"], 0.5),
+        (["a"], ["a", "c"], 0.0),
+        ([], [], 1.0),
+    ],
+)
+def test_agreement(served: list[Any], offline: list[Any], expected: float) -> None:
+    assert agreement(served, offline) == pytest.approx(expected)
+
+
+def test_an_unknown_task_is_named_with_the_known_ones() -> None:
+    with pytest.raises(UserError, match="--task ranking") as error:
+        bench(task="ranking")
+    assert "reranking" in error.value.hint
+
+
+def test_what_the_subjects_answers_are_read_as() -> None:
+    ranking = {"results": [{"index": 1, "score": 0.9}, {"index": 0, "score": 0.1}]}
+    assert SUBJECTS["reranking"].values(ranking, 2) == [[0.1], [0.9]]
+    assert SUBJECTS["reranking"].many(["a"]) == {"query": QUERY, "documents": ["a"]}
+    assert SUBJECTS["embedding"].values({"embeddings": [[1, 2]]}, 1) == [[1.0, 2.0]]
+    assert SUBJECTS["classification"].values({"predictions": [{"label": "a", "score": 0.5}]}, 1) == [[0.5]]
+    assert SUBJECTS["token_classification"].values({"entities": [[{"score": 0.5}], []]}, 2) == [[0.5], []]
+    assert SUBJECTS["seq2seq"].values({"texts": ["a b"]}, 1) == [["a", "b"]]

@@ -112,18 +112,29 @@ def test_plain_encoder(tmp_path: Path) -> None:
     [
         ("BertForSequenceClassification", {"id2label": {"0": "a", "1": "b"}}, "classification"),
         ("BertForSequenceClassification", {"id2label": {"0": "LABEL_0"}}, "reranking"),
-        ("BertForTokenClassification", {}, "token classification"),
-        ("BertForMaskedLM", {}, "masked language modelling"),
+        ("BertForTokenClassification", {}, "token_classification"),
+        ("BertForQuestionAnswering", {}, "question_answering"),
+        ("BertForMaskedLM", {}, "fill_mask"),
     ],
 )
 def test_models_with_heads(tmp_path: Path, architecture: str, extra: dict[str, Any], task: str) -> None:
     directory = tiny_bert(tmp_path / "m", sentence_transformers=False)
     edit(directory / "config.json", architectures=[architecture], **extra)
-    with pytest.raises(UserError, match=f"a model for {task}; only embedding is served so far"):
-        read(directory)
+    assert read(directory).task == task
+    assert read(directory, task=task.replace("_", "-")).task == task
     assert read(directory, task="embedding").task == "embedding"
-    with pytest.raises(UserError, match="the task reranking is not served"):
-        read(directory, task="reranking")
+    with pytest.raises(UserError, match="it has no head for seq2seq"):
+        read(directory, task="translation")
+    with pytest.raises(UserError, match="the task ranking is not served"):
+        read(directory, task="ranking")
+
+
+@pytest.mark.parametrize("architecture", ["BertForMultipleChoice", "BertForPreTraining"])
+def test_models_for_what_is_not_served(tmp_path: Path, architecture: str) -> None:
+    directory = tiny_bert(tmp_path / "m", sentence_transformers=False)
+    edit(directory / "config.json", architectures=[architecture])
+    with pytest.raises(UserError, match="which is not served"):
+        read(directory)
 
 
 @pytest.mark.parametrize(
@@ -205,8 +216,11 @@ def test_dropout_is_nothing(tmp_path: Path) -> None:
         ("sentence_bert_config.json", {"query_length": 32}, "query_length"),
         ("sentence_bert_config.json", {"model_args": {"add_pooling_layer": False}}, "model_args add_pooling_layer"),
         ("sentence_bert_config.json", {"max_seq_length": "many"}, "max_seq_length 'many'"),
-        ("config_sentence_transformers.json", {"model_type": "CrossEncoder"}, "a model for reranking"),
-        ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "a model for sparse embedding"),
+        (
+            "config_sentence_transformers.json",
+            {"model_type": "MultiVectorEncoder"},
+            "a model for multi-vector embedding",
+        ),
         ("config_sentence_transformers.json", {"truncate_dim": 8}, "truncate_dim"),
         ("config_sentence_transformers.json", {"default_prompt_name": "x"}, "the default prompt 'x'"),
         ("1_Pooling/config.json", {"pooling_mode": "median"}, "the pooling mode 'median'"),

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from scripts.lib.interrupts import stop_on_signals
-from scripts.lib.load import NO_ANSWER, LoadResult, Sample, Target, closed_loop, run
+from scripts.lib.load import NO_ANSWER, Due, LoadResult, Sample, Target, closed_loop, open_loop, run
 from scripts.lib.stats import summarize
 from scripts.lib.workloads import Body
 
@@ -219,3 +219,38 @@ def test_a_load_needs_clients_and_bodies(clients: int, bodies: list[Body]) -> No
     )
     with pytest.raises(ValueError, match="at least one client"):
         asyncio.run(run())  # type: ignore[arg-type]
+
+
+def in_the_open(fake: Fake, dues: list[Due], **options: Any) -> LoadResult:
+    async def scenario() -> LoadResult:
+        async with fake.running():
+            return await open_loop(Target(fake.url), dues, **options)
+
+    return run(scenario())
+
+
+def test_an_open_loop_sends_by_the_clock_and_counts_from_it() -> None:
+    """A server that takes 0.3 s a request sees the next ones come all the same."""
+    fake = Fake(delay_s=0.3)
+    dues = [Due(number * 0.05, BODIES[number], {"X-Number": str(number)}) for number in range(5)]
+    result = in_the_open(fake, dues)
+    assert fake.most_open >= 4
+    assert result.clients >= 4
+    assert sorted(fake.bodies) == [body.data for body in BODIES]
+    assert {headers["X-Number"] for headers in fake.headers} == set("01234")
+    assert sorted(sample.due_s for sample in result.samples) == pytest.approx([0, 0.05, 0.1, 0.15, 0.2])
+    assert all(sample.latency_s >= 0.29 for sample in result.samples)
+
+
+def test_latency_counts_from_when_a_request_was_due() -> None:
+    """Requests that the generator itself sends late are not excused."""
+    result = in_the_open(Fake(), [Due(-1.0, BODIES[0])])
+    assert result.samples[0].latency_s > 1
+    assert result.late_s > 1
+    assert result.was_bottleneck
+
+
+def test_an_open_loops_warm_up_is_not_measured() -> None:
+    fake = Fake()
+    result = in_the_open(fake, [Due(0, BODIES[0])], warmup=BODIES)
+    assert (len(result.samples), len(fake.bodies)) == (1, 6)

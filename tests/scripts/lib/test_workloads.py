@@ -7,7 +7,8 @@ import orjson
 import pytest
 
 from scripts.lib.source import resolve
-from scripts.lib.workloads import BLOCK, LIST_ITEMS, WORKLOADS, Vocabulary, make_workload, mixed_lengths
+from scripts.lib.subjects import QUERY, SUBJECTS
+from scripts.lib.workloads import BLOCK, WORKLOADS, Vocabulary, make_workload, mixed_lengths
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def test_bodies_hold_the_texts_in_order(vocabulary: Vocabulary) -> None:
     assert [orjson.loads(body.data) for body in mixed.bodies] == [{"text": text} for text in mixed.texts]
     texts = [text for body in lists.bodies for text in orjson.loads(body.data)["texts"]]
     assert texts == list(lists.texts)
-    assert [body.texts for body in lists.bodies] == [LIST_ITEMS] * 3
+    assert [body.texts for body in lists.bodies] == [32] * 3
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_one_others(vocabulary: Vocabulary) -> None:
@@ -69,3 +70,14 @@ def test_a_vocabulary_without_words_is_refused(tmp_path: Path) -> None:
     Tokenizer(WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ValueError, match="0 whole words"):
         Vocabulary.load(tmp_path)
+
+
+def test_pairs_are_as_long_as_texts_alone(vocabulary: Vocabulary) -> None:
+    pool = make_workload("lists", vocabulary, 2, subject=SUBJECTS["reranking"])
+    body = orjson.loads(pool.bodies[0].data)
+    assert (body["query"], len(body["documents"]), pool.bodies[0].texts) == (QUERY, 64, 64)
+    assert pool.inputs[0] == (QUERY, pool.texts[0])
+    lengths = [len(vocabulary._tokenizer.encode(*pair).ids) for pair in pool.inputs]
+    assert lengths == list(pool.lengths)
+    assert max(lengths) <= 256
+    assert sum(body.tokens for body in pool.bodies) == sum(lengths)

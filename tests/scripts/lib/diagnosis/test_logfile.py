@@ -1,0 +1,63 @@
+"""What a log tells."""
+
+from pathlib import Path
+
+import pytest
+
+from scripts.lib.diagnosis.logfile import facts, read_log
+from scripts.lib.errors import UserError
+
+T = "2026-11-29T21:18:10,252"
+W = f"{T} [{{}}] W-9000-a_b_1.0 org.pytorch.serve.wlm.WorkerThread - "
+LINES = f"""{T} [INFO ] main org.pytorch.serve.snapshot.SnapshotManager - Started restoring models from snapshot {{}}
+{T} [WARN ] main org.pytorch.serve.archive.model.ModelConfig - Invalid batchSize: 8x, should be integer
+{T} [WARN ] main org.pytorch.serve.ModelServer - Failed to load model: gone.mar
+org.pytorch.serve.archive.model.ModelNotFoundException: Model not found at: gone.mar
+{T} [DEBUG] W-9000-a_b_1.0 org.pytorch.serve.wlm.WorkerThread - Flushing req.cmd PREDICT repeats 1 to backend at: 1
+{T} [DEBUG] W-9000-a_b_1.0 org.pytorch.serve.wlm.WorkerThread - Flushing req.cmd PREDICT repeats 1 to backend at: 1
+{T} [DEBUG] W-9000-a_b_1.0 org.pytorch.serve.job.RestJob - Waiting time ns: 1, Backend time ns: 3
+{T} [DEBUG] W-9000-a_b_1.0 org.pytorch.serve.job.RestJob - Waiting time ns: 2, Backend time ns: 3
+{T} [INFO ] W-9000-a_b_1.0-stdout MODEL_LOG - KeyError: 'body'
+{T} [INFO ] W-9000-a_b_1.0 org.pytorch.serve.wlm.WorkerThread - Retry worker: 9000 in 1 seconds.
+{T} [INFO ] W-9000-a_b_1.0 org.pytorch.serve.wlm.WorkerThread - Retry worker: 9000 in 1 seconds.
+{T} - /127.0.0.1:47140 "POST /predictions/a_b/1.0 HTTP/1.1" 503 7
+{T} - /127.0.0.1:47140 "POST /predictions/a_b HTTP/1.1" 200 7
+"""
+BACK = (
+    f"{T} [DEBUG] W-9000-a_b_1.0 o.p.WorkerThread - W-9000-a_b_1.0 State change WORKER_STARTED -> WORKER_MODEL_LOADED\n"
+)
+
+
+def test_everything_that_it_tells(tmp_path: Path) -> None:
+    path = tmp_path / "ts_log.log"
+    path.write_text(LINES)
+    found = read_log(path)
+    assert found.restored
+    assert found.refused == ("Invalid batchSize: 8x, should be integer",)
+    assert found.failures[0] == "Failed to load model: gone.mar"
+    assert found.batches == {("a_b", "1.0"): (1, 2)}
+    assert found.restarts == {"W-9000-a_b_1.0": 1}
+    assert found.dead == {"W-9000-a_b_1.0": "KeyError: 'body'"}
+    assert found.unavailable == {"a_b": 1}
+
+
+def test_a_worker_that_came_back_is_not_dead() -> None:
+    found = facts(Path("log"), [*LINES.splitlines(), BACK])
+    assert found.dead == {}
+    assert found.restarts == {"W-9000-a_b_1.0": 1}
+
+
+def test_an_uneventful_log() -> None:
+    found = facts(Path("log"), [BACK])
+    assert (found.failures, found.dead, found.restarts, found.restored, found.refused) == ((), {}, {}, False, ())
+
+
+@pytest.mark.parametrize("directory", [True, False])
+def test_no_log(tmp_path: Path, directory: bool) -> None:
+    with pytest.raises(UserError, match="no such file"):
+        read_log(tmp_path if directory else tmp_path / "gone")
+
+
+def test_bytes_of_any_kind(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(bytes(range(256)) * 3)
+    assert read_log(tmp_path / "log").restarts == {}
