@@ -29,10 +29,6 @@ FIRST_TOKEN, PER_TOKEN = "batchserve_time_to_first_token_seconds", "batchserve_t
 class GenerationHandler(MailboxHandler):
     """Chat and completions, whole or streamed; see `requests` for what may be asked."""
 
-    def sample(self) -> Any:
-        """A JSON body that any generation archive answers, with one token."""
-        return {"text": "hello", "max_tokens": 1}
-
     def setup(self, context: Any) -> None:
         """Load the tokenizer and start the engine."""
         self.settings = GenerationConfig.from_mapping((context.model_yaml_config or {}).get("handler") or {})
@@ -89,6 +85,10 @@ class GenerationHandler(MailboxHandler):
     def look(self) -> None:
         """See MailboxHandler.look."""
         self.metrics.show(self.engine.stats())
+
+    def sample(self) -> dict[str, Any]:
+        """A body that any generation archive answers with one token."""
+        return {"text": "hello", "max_tokens": 1}
 
     def card(self) -> dict[str, Any]:
         """What is served, for `GET /models/NAME?customized=true` and the log."""

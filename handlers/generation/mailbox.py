@@ -31,7 +31,7 @@ from handlers.errors import ModelFailure, Overloaded, RequestError
 from handlers.generation.engine import EngineDead, EngineFailure
 from handlers.generation.exchange import Exchange
 from handlers.generation.metrics import GenerationMetrics
-from handlers.generation.responses import refusal
+from handlers.generation.responses import error_answer
 
 logger = logging.getLogger(__name__)
 
@@ -235,7 +235,7 @@ class MailboxHandler(BaseHandler):
         context.set_response_status(error.status, protocol.phrase(error.status), index)
         if isinstance(error, Overloaded | EngineFailure):
             context.set_response_header(index, "Retry-After", "1")
-        return refusal(error, openai=entry.openai)
+        return error_answer(error, openai=entry.openai)
 
     # When no call comes
 

@@ -13,19 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from handlers.codecs.openai import Embeddings
-from handlers.codecs.plain import Plain
+from handlers.codecs.codec import ascii_json
+from handlers.codecs.openai import complaint
 from handlers.errors import RequestError
 from handlers.generation.engine import Finish
 from handlers.generation.requests import Generation
 from handlers.serialise import dumps
 
 DONE = b"data: [DONE]\n\n"
-
-
-def refusal(error: RequestError, *, openai: bool) -> bytes:
-    """The body of a failed answer, in OpenAI's form or in this project's own."""
-    return (Embeddings() if openai else Plain()).refuse(error, {})
 
 
 class Usage(NamedTuple):
@@ -129,7 +124,7 @@ class Writer:
 
     def failure(self, error: RequestError) -> bytes:
         """An error where the head has been sent already, as a whole answer's body or a stream's end."""
-        body = refusal(error, openai=self.generation.shape != "plain")
+        body = error_answer(error, openai=self.generation.shape != "plain")
         return b"data: " + body + b"\n\n" + DONE if self.generation.stream else body
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -154,6 +149,12 @@ class Writer:
             choice["message"] = {"role": "assistant", "content": piece.text, "refusal": None}
             choice["logprobs"] = _chat_logprobs(piece.logprobs)
         return {**choice, "finish_reason": piece.finish}
+
+
+def error_answer(error: RequestError, *, openai: bool) -> bytes:
+    """The body of a failed answer: code, message and param, in OpenAI's form for its clients."""
+    content = complaint(error) if openai else {"code": error.code, "message": error.message, "param": error.param}
+    return ascii_json(content)
 
 
 def models(name: str, created: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +40,11 @@ _STATEFUL = (
 
 @dataclass(frozen=True)
 class Decoder(Checkpoint):
-    """A decoder-only model's directory, understood.
-
-    Args:
-        max_model_len: most tokens of a prompt and its answer, when asked for.
-    """
-
-    max_model_len: int | None = field(default=None)
+    """A decoder-only model's directory, understood; `own` has the context where one was asked for."""
 
     def settings(self) -> dict[str, Any]:
         """The `handler:` section, without what a deployment or the command line decides."""
-        settings = {"task": self.task, "model": "model", "trust_remote_code": self.trust_remote_code}
-        if self.max_model_len is not None:
-            settings["max_model_len"] = self.max_model_len
-        return settings
+        return {"task": self.task, "model": "model", "trust_remote_code": self.trust_remote_code, **self.own}
 
 
 def is_decoder(files: Mapping[str, Path], task: str) -> bool:
@@ -107,7 +98,15 @@ def read(files: Mapping[str, Path], *, max_tokens: int | None, trust_remote_code
     notes = []
     if not _has_template(files):
         notes.append("the model has no chat template: v1/chat/completions is refused, v1/completions works")
-    return Decoder(TASK, Pipeline(), {}, max_tokens or most or 0, most, trust_remote_code, tuple(notes), max_tokens)
+    return Decoder(
+        task=TASK,
+        pipeline=Pipeline(),
+        own={} if max_tokens is None else {"max_model_len": max_tokens},
+        max_tokens=max_tokens or most or 0,
+        most_tokens=most,
+        trust_remote_code=trust_remote_code,
+        notes=tuple(notes),
+    )
 
 
 def overrides(given: Mapping[str, Any]) -> dict[str, Any]:
