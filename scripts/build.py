@@ -206,6 +206,8 @@ def _answers_with(card: dict[str, Any]) -> str:
     said += [f"a context of {card['max_model_len']} tokens"] if "max_model_len" in card else []
     if "cache_tokens" in card:
         said.append(f"a cache of {card['cache_tokens']} tokens: {card['longest_at_once']} of the longest at once")
+    if "suits" in card:
+        said.append("batch_size {batch_size} and queue {queue} suit it".format(**card["suits"]))
     return f"verified on {card.get('device', 'this machine')}: {', '.join(said)}"
 
 

@@ -148,6 +148,7 @@ class ContinuousEngine(Engine):
             "blocks": self.sizes.blocks,
             "cache_tokens": self.sizes.tokens,
             "longest_at_once": self.sizes.longest_at_once,
+            "suits": {"batch_size": self.sizes.batch_size, "queue": self.sizes.queue},
         }
 
     # The manager's life

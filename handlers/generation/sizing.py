@@ -12,6 +12,9 @@ PAGE_SIZE = {"cpu": 32, "cuda": 256}
 BATCH_TOKENS = {"cpu": 256, "cuda": 8192}
 CPU_BUDGET_GIB = 2.0
 SMALLEST_PAGE = 4  # tokens; transformers' own bound
+USUAL_TOKENS = 512  # of a request, prompt and answer: ShareGPT's conversations have about as many a turn
+MOST_SLOTS = 256
+QUEUE_PER_SLOT = 4
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,17 @@ class Sizes:
     def tokens(self) -> int:
         """Tokens in the whole cache."""
         return self.page_size * self.blocks
+
+    @property
+    def batch_size(self) -> int:
+        """TorchServe's batchSize that suits the cache: as many usual requests as it holds, a token of each a step."""
+        usual = -(-min(self.max_model_len, USUAL_TOKENS) // self.page_size)
+        return max(1, min(self.blocks // usual, self.max_batch_tokens, MOST_SLOTS))
+
+    @property
+    def queue(self) -> int:
+        """Requests that may wait for a slot: what comes beyond is refused at once rather than late."""
+        return QUEUE_PER_SLOT * self.batch_size
 
     @property
     def longest_at_once(self) -> int:

@@ -48,6 +48,21 @@ def test_impossible_sizes_name_the_way_out(options: dict[str, int], said: str) -
 
 
 @pytest.mark.parametrize(
+    ("options", "batch_size"),
+    [
+        ({"num_blocks": 160}, 10),  # 160 blocks of 32 tokens, 16 for a usual request
+        ({"num_blocks": 16, "max_model_len": 64}, 8),
+        ({"num_blocks": 3}, 1),
+        ({"num_blocks": 100_000}, 256),
+        ({"num_blocks": 100_000, "max_batch_tokens": 40}, 40),
+    ],
+)
+def test_a_batch_size_suits_the_cache(options: dict[str, int], batch_size: int) -> None:
+    found = sizes(SMOL, "cpu", 2**31, **options)
+    assert (found.batch_size, found.queue) == (batch_size, 4 * batch_size)
+
+
+@pytest.mark.parametrize(
     ("section", "said"),
     [
         ({"task": "embedding"}, "this handler is for 'generation'"),
