@@ -89,13 +89,7 @@ class HandlerConfig:
         Raises:
             ConfigError: an unknown key (the nearest known one is named), a wrong type or a value out of range.
         """
-        known = {f.name: f for f in fields(cls)}
-        values: dict[str, Any] = {}
-        for key, value in mapping.items():
-            if key not in known:
-                near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)
-                raise ConfigError(f"handler: unknown key {key!r}; did you mean {near[0]!r}?")
-            values[key] = _checked(key, value, known[key].type)
+        values = section(cls, mapping)
         if "task" not in values:
             raise ConfigError("handler: the key 'task' is missing")
         config = cls(**values)
@@ -129,6 +123,22 @@ class HandlerConfig:
             raise ConfigError("handler: model, dense and calibration are paths inside the archive")
 
 
+def section(kind: Any, mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of `mapping` for the fields of a dataclass, each of its field's type.
+
+    Raises:
+        ConfigError: an unknown key (the nearest known one is named) or a wrong type.
+    """
+    known = {f.name: f for f in fields(kind)}
+    values: dict[str, Any] = {}
+    for key, value in mapping.items():
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)
+            raise ConfigError(f"handler: unknown key {key!r}; did you mean {near[0]!r}?")
+        values[key] = _checked(key, value, known[key].type)
+    return values
+
+
 def _checked(key: str, value: Any, annotation: Any) -> Any:
     """`value` when it has the annotated type. Lists become tuples, one string a tuple of one."""
     if annotation == tuple[str, ...]:
@@ -142,7 +152,13 @@ def _checked(key: str, value: Any, annotation: Any) -> Any:
         if not isinstance(value, Mapping) or not all(isinstance(s, str) for kv in value.items() for s in kv):
             raise ConfigError(f"handler: {key} must map names to texts")
         return dict(value)
+    if annotation == Mapping[str, Any]:
+        if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+            raise ConfigError(f"handler: {key} must be a section")
+        return dict(value)
     allowed = get_args(annotation) or (annotation,)
+    if float in allowed and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
     # bool is an int in Python, and `max_tokens: yes` is a bool in YAML
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
         names = " or ".join("null" if t is type(None) else t.__name__ for t in allowed)

@@ -30,6 +30,11 @@ UNITS: Mapping[str, str] = {
 }
 BATCH_SIZE = "batchserve_batch_size_bucket"
 ERRORS = "batchserve_errors_total"
+DIMENSIONS: Mapping[str, list[str]] = {
+    **{name: ["model_name"] for name in UNITS},
+    BATCH_SIZE: ["model_name", "le"],
+    ERRORS: ["model_name", "code"],
+}
 
 
 class Metrics:
@@ -42,9 +47,19 @@ class Metrics:
         cache: the context's metrics; None (outside TorchServe) counts but emits nothing.
         counter_type: TorchServe's type for counters.
         model_name: the name the model is served under.
+        units: counters with the dimension `model_name` → their units.
+        dimensions: all counters → their dimensions.
     """
 
-    def __init__(self, cache: Any, counter_type: Any, model_name: str) -> None:
+    def __init__(
+        self,
+        cache: Any,
+        counter_type: Any,
+        model_name: str,
+        *,
+        units: Mapping[str, str] = UNITS,
+        dimensions: Mapping[str, list[str]] = DIMENSIONS,
+    ) -> None:
         self._model = model_name
         self._batch: Counter[tuple[str, str]] = Counter()
         self._sums: Counter[tuple[str, str]] = Counter()
@@ -53,10 +68,8 @@ class Metrics:
         self._due = threading.Event()
         if cache is None:
             return
-        dimensions = {name: ["model_name"] for name in UNITS}
-        dimensions |= {BATCH_SIZE: ["model_name", "le"], ERRORS: ["model_name", "code"]}
         for name, names in dimensions.items():
-            unit = UNITS.get(name, "Count")
+            unit = units.get(name, "Count")
             self._known[name] = cache.add_metric_to_cache(name, unit, names, counter_type)
         threading.Thread(target=self._flush_for_ever, name="metrics", daemon=True).start()
 

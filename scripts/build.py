@@ -11,6 +11,7 @@ from rich.table import Table
 
 from scripts.lib import archive, integrity, store
 from scripts.lib.console import console, err_console, progress
+from scripts.lib.decoder import TASK
 from scripts.lib.errors import UserError
 from scripts.lib.interrupts import stop_on_signals
 from scripts.lib.names import check_model_name, check_version
@@ -23,10 +24,12 @@ _FEW = 8  # files listed one by one
 
 
 def build(
-    model: Annotated[str, typer.Argument(help="A model's directory, a hub id (owner/name), or bundled:minilm.")],
+    model: Annotated[
+        str, typer.Argument(help="A model's directory, a hub id (owner/name), or bundled:minilm or :smollm2.")
+    ],
     name: Annotated[str, typer.Option(help="The model's name in TorchServe; the archive is NAME.mar.")],
     task: Annotated[
-        str, typer.Option(help=f"auto finds it in the model's files; or one of {', '.join(SERVED)}.")
+        str, typer.Option(help=f"auto finds it in the model's files; or one of {', '.join([*SERVED, TASK])}.")
     ] = "auto",
     version: Annotated[
         str, typer.Option(help='The version in TorchServe and in URLs, an exact string: "1" is not "1.0".')
@@ -43,7 +46,10 @@ def build(
     ] = "auto",
     max_tokens: Annotated[
         int | None,
-        typer.Option(help="Longest text in tokens, special ones counted; the model's own limit if not given."),
+        typer.Option(
+            help="Longest text in tokens, special ones counted, or a generation model's context; the model's own limit"
+            " if not given."
+        ),
     ] = None,
     max_items: Annotated[int | None, typer.Option(help="Most texts in one request (1024).")] = None,
     max_batch_tokens: Annotated[
@@ -60,6 +66,18 @@ def build(
     calibrate: Annotated[
         Path | None,
         typer.Option(help="Texts, one a line, like those to be embedded: int8 and uint8 take their ranges from them."),
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Of a generation model: transformers (the default) or vllm, where installed.")
+    ] = None,
+    engine_options: Annotated[
+        str | None, typer.Option(help="What vLLM is given, as JSON: '{\"tensor_parallel_size\": 2}'.", metavar="JSON")
+    ] = None,
+    page_size: Annotated[
+        int | None, typer.Option(help="Tokens in a block of a generation model's cache (32 on a CPU, 256 on CUDA).")
+    ] = None,
+    cache_gib: Annotated[
+        float | None, typer.Option(help="Memory for that cache (2 GiB on a CPU, most of what is free on CUDA).")
     ] = None,
     handler: Annotated[
         Path | None, typer.Option(help="Your own handler: a file with one subclass of ours, e.g. of EmbeddingHandler.")
@@ -90,6 +108,8 @@ def build(
         raise store.exists(final)
     overrides: dict[str, Any] = {"dtype": dtype, "attention": attention}
     overrides |= _given(
+        engine=engine, engine_options=_options(engine_options),
+        page_size=page_size, cache_gib=cache_gib,
         max_items=max_items, max_batch_tokens=max_batch_tokens, max_batch_items=max_batch_items, threads=threads,
         normalize=normalize, pooling=None if pooling is None else [mode.strip() for mode in pooling.split(",")],
     )  # fmt: skip
@@ -135,6 +155,21 @@ def _disk_errors() -> Iterator[None]:
         raise UserError(f"the archive can't be written: {error}", "nothing was put in place; see the disk") from error
 
 
+def _options(text: str | None) -> dict[str, Any] | None:
+    """The engine's options from JSON."""
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UserError(
+            f"--engine-options is no JSON: {error}", """for example '{"tensor_parallel_size": 2}'"""
+        ) from None
+    if not isinstance(value, dict):
+        raise UserError("--engine-options is no JSON object", """for example '{"tensor_parallel_size": 2}'""")
+    return value
+
+
 def _given(**options: Any) -> dict[str, Any]:
     return {key: value for key, value in options.items() if value is not None}
 
@@ -168,6 +203,11 @@ def _answers_with(card: dict[str, Any]) -> str:
     said = [f"{card['dimensions']} dimensions"] if "dimensions" in card else []
     said += [f"{key} {card[key]}" for key in ("dtype", "attention") if key in card]
     said += [f"texts of at most {card['max_tokens']} tokens"] if "max_tokens" in card else []
+    said += [f"a context of {card['max_model_len']} tokens"] if "max_model_len" in card else []
+    if "cache_tokens" in card:
+        said.append(f"a cache of {card['cache_tokens']} tokens: {card['longest_at_once']} of the longest at once")
+    if "suits" in card:
+        said.append("batch_size {batch_size} and queue {queue} suit it".format(**card["suits"]))
     return f"verified on {card.get('device', 'this machine')}: {', '.join(said)}"
 
 
@@ -227,7 +267,10 @@ def _facts(whole: archive.Archive, wrong: list[str]) -> dict[str, Any]:
 
 def _table(facts: dict[str, Any]) -> Table:
     settings = facts["settings"]
-    limits = ("max_tokens", "max_items", "max_batch_tokens", "max_batch_items", "threads")
+    limits = (
+        *("max_tokens", "max_items", "max_model_len", "max_batch_tokens", "max_batch_items"),
+        *("page_size", "num_blocks", "cache_gib", "threads"),
+    )
     largest = sorted(facts["members"].items(), key=lambda item: -item[1])[:3]
     verdict = "intact: every member has the checksum that provenance names"
     if not facts["provenance"]:

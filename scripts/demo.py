@@ -11,9 +11,10 @@ import typer
 
 from scripts.build import build
 from scripts.configure import DEFAULT_OUTPUT, configure
-from scripts.lib import properties
+from scripts.lib import deployment, properties
 from scripts.lib.addresses import check_ports
 from scripts.lib.benchmark import cosine, measure_window
+from scripts.lib.chat import stream_chat
 from scripts.lib.console import console, progress
 from scripts.lib.errors import UserError
 from scripts.lib.inference import InferenceClient
@@ -21,12 +22,16 @@ from scripts.lib.interrupts import stop_on_signals
 from scripts.lib.load import Target, run
 from scripts.lib.scrape import BatchingWindow
 from scripts.lib.server import StartError, TorchServe
-from scripts.lib.serving import DEFAULT_SERVING, Serving
+from scripts.lib.serving import DEFAULT_SERVING, ServedModel, Serving
 from scripts.lib.stats import summarize
 from scripts.lib.workloads import Body, Vocabulary, make_workload
 from scripts.serve import ready_lines
 
 MODEL, SOURCE = "minilm", "bundled:minilm"
+CHAT_MODEL, CHAT_SOURCE = "smollm2", "bundled:smollm2"
+#: How the chat model is served where serving.yaml does not declare it.
+CHAT_ENTRY = {"archive": "smollm2.mar", "version": "1.0", "batch_size": 16, "max_batch_delay": 1, "queue": 64}
+CHAT = [{"role": "user", "content": "Why is the sky blue? Answer in three sentences."}]
 CLIENTS = 64
 QUESTION = "How do I reset my password?"
 LIKE = "I can't log in any more, I forgot my credentials."
@@ -39,25 +44,29 @@ def demo(
         Path, typer.Option(help="The deployment to show; it must declare the model minilm.", metavar="FILE")
     ] = DEFAULT_SERVING,
     once: Annotated[bool, typer.Option("--once", help="Stop after the samples instead of serving on.")] = False,
+    model: Annotated[
+        str, typer.Option(help="minilm embeds texts; smollm2 answers in a chat, streamed.", metavar="NAME")
+    ] = MODEL,
 ) -> None:
-    """Build the bundled MiniLM, serve it, send sample requests and show how they were batched; then serve on.
+    """Build a bundled model, serve it, send sample requests and show how they were batched; then serve on.
 
     Ctrl-C stops everything. Exits with an error when any step fails.
     """
-    declared = Serving.load(serving)
-    if MODEL not in declared.models:
-        raise UserError(
-            f"{serving} declares no model {MODEL}, which this demo shows", hint="for your own: batchserve serve"
-        )
+    declared = _declared(serving, model)
+    source = CHAT_SOURCE if model == CHAT_MODEL else SOURCE
     # Before the work, not after it.
     check_ports(properties.from_serving(declared))
-    store, name = declared.server.model_store, declared.models[MODEL].archive.removesuffix(".mar")
-    version = declared.models[MODEL].version
+    store, name = declared.server.model_store, declared.models[model].archive.removesuffix(".mar")
+    version = declared.models[model].version
 
-    _say("build", SOURCE, "--name", name, "--version", version, "--store", str(store), "--if-changed")
-    build(SOURCE, name=name, version=version, model_store=store, if_changed=True)
-    _say("configure", "--serving", str(serving), "--output", str(DEFAULT_OUTPUT))
-    configure(serving, DEFAULT_OUTPUT)
+    _say("build", source, "--name", name, "--version", version, "--store", str(store), "--if-changed")
+    build(source, name=name, version=version, model_store=store, if_changed=True)
+    if model == MODEL:
+        _say("configure", "--serving", str(serving), "--output", str(DEFAULT_OUTPUT))
+        configure(serving, DEFAULT_OUTPUT)
+    else:
+        deployment.check(declared)
+        deployment.write(declared, DEFAULT_OUTPUT, str(serving), "demo")
 
     with stop_on_signals():
         server = TorchServe(DEFAULT_OUTPUT)
@@ -66,7 +75,10 @@ def demo(
             with progress("starting TorchServe"):
                 server.start()
                 server.wait_ready()
-            _samples(server)
+            if model == MODEL:
+                _samples(server)
+            else:
+                _chat(server, version)
             for line in ready_lines(declared, server):
                 if not (once and line.startswith("stop with")):
                     console.print(line, markup=False)
@@ -80,6 +92,46 @@ def demo(
         finally:
             with progress("stopping TorchServe"):
                 server.stop(graceful=server.running)
+
+
+def _declared(serving: Path, model: str) -> Serving:
+    """The deployment to show; the chat model alone, where that is asked for."""
+    if model not in (MODEL, CHAT_MODEL):
+        raise UserError(f"there is no demo of {model}", hint=f"--model {MODEL} or --model {CHAT_MODEL}")
+    declared = Serving.load(serving)
+    if model == CHAT_MODEL:
+        entry = declared.models.get(CHAT_MODEL) or ServedModel.model_validate(CHAT_ENTRY)
+        return declared.model_copy(update={"models": {CHAT_MODEL: entry}})
+    if MODEL not in declared.models:
+        raise UserError(
+            f"{serving} declares no model {MODEL}, which this demo shows", hint="for your own: batchserve serve"
+        )
+    return declared
+
+
+def _chat(server: TorchServe, version: str) -> None:
+    """Send a question and show the answer as it comes.
+
+    Raises:
+        UserError: it was not answered.
+    """
+    console.print(f"\n{CHAT[0]['content']}\n", style="bold", markup=False)
+    start = time.perf_counter()
+    first: float | None = None
+    usage: dict[str, int] = {}
+    options: dict[str, Any] = {"max_tokens": 120, "temperature": 0, "stream_options": {"include_usage": True}}
+    for event in stream_chat(server.urls.inference, CHAT_MODEL, version, CHAT, headers=server.headers(), **options):
+        usage = event.get("usage") or usage
+        for choice in event["choices"]:
+            text = choice["delta"].get("content") or ""
+            if text and first is None:
+                first = time.perf_counter() - start
+            console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
+    took = time.perf_counter() - start
+    if first is None or not usage:
+        raise UserError(f"{CHAT_MODEL} said nothing")
+    tokens = usage["completion_tokens"]
+    console.print(f"\n\n{tokens} tokens in {took:.1f} s, the first after {first:.2f} s\n", markup=False)
 
 
 def _say(*words: str) -> None:

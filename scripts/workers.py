@@ -16,6 +16,7 @@ from scripts.lib import archive, deployment
 from scripts.lib.arrivals import Arrivals, arrivals, unknown
 from scripts.lib.connection import Connection, connect
 from scripts.lib.console import console, err_console, progress
+from scripts.lib.decoder import ONE_WORKER
 from scripts.lib.effective import Effective, Source, Value, archive_config, differences, effective, health
 from scripts.lib.errors import UserError
 from scripts.lib.management import Model
@@ -153,6 +154,8 @@ def scale(
     """
     connection = _connect(management, token, serving)
     model = connection.client.describe(name, version)
+    if model.continuous_batching and workers != 1:
+        raise UserError(f"{name} has 1 worker and cannot have {workers}", ONE_WORKER)
     before = len(model.workers)
     _warn_of_extremes(connection, workers)
     scaler = _scaler(connection, name, model.model_version, timeout)

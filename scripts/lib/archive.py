@@ -115,12 +115,17 @@ def manifest(name: str, version: str, handler: str, *, requirements: bool) -> by
     return json.dumps(whole, indent=2).encode()
 
 
-def model_config(handler: Mapping[str, Any], *, response_timeout: int, startup_timeout: int) -> bytes:
-    """model-config.yaml: the timeouts (seconds) and the `handler:` section. Batch and worker keys never go here.
+def model_config(
+    handler: Mapping[str, Any], *, response_timeout: int, startup_timeout: int, mode: Mapping[str, Any] | None = None
+) -> bytes:
+    """model-config.yaml: the timeouts (seconds), the `handler:` section, and what a task's `mode` needs.
+
+    What a deployment tunes never goes here.
 
     ASCII only: the frontend's YAML reader stumbles over raw characters beyond the basic plane.
     """
-    whole = {"responseTimeout": response_timeout, "startupTimeout": startup_timeout, "handler": dict(handler)}
+    timeouts = {"responseTimeout": response_timeout, "startupTimeout": startup_timeout}
+    whole = {**timeouts, **(mode or {}), "handler": dict(handler)}
     return yaml.safe_dump(whole, sort_keys=False, allow_unicode=False, width=1000).encode("ascii")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from scripts.lib import archive, properties
 from scripts.lib.archive import Archive
+from scripts.lib.decoder import ONE_WORKER
 from scripts.lib.errors import UserError
 from scripts.lib.serving import DEFAULT_MESSAGE_SIZE, ServedModel, Serving
 
@@ -62,8 +63,8 @@ def model_faults(serving: Serving, model: ServedModel, found: Archive) -> Iterat
             " batches of 1"
         )
     yield from _overruled(model, found.config)
-    if found.config.get("continuousBatching") is True and model.workers > 1:
-        yield "workers: must be 1, since the archive asks for continuousBatching (a second worker stalls the first)"
+    if found.config.get("continuousBatching") is True and model.workers != 1:
+        yield f"workers: must be 1: {ONE_WORKER}"
     if isinstance(found.config.get("handler"), dict):
         needed = found.settings.get("max_response_bytes", DEFAULT_MESSAGE_SIZE)
         if isinstance(needed, int) and serving.server.max_response_size < needed:
@@ -91,7 +92,13 @@ def _overruled(model: ServedModel, config: dict[str, Any]) -> Iterator[str]:
                 f" declare {packed}, or build the archive without it"
             )
     least, most = config.get("minWorkers"), config.get("maxWorkers")
-    if _takes_effect(least) and _takes_effect(most) and (least, most) != (model.workers, model.workers):
+    continuous = config.get("continuousBatching") is True  # said above, with the reason
+    if (
+        not continuous
+        and _takes_effect(least)
+        and _takes_effect(most)
+        and (least, most) != (model.workers, model.workers)
+    ):
         yield (
             f"workers: {model.workers} is declared, but the archive's model-config.yaml has minWorkers: {least} and"
             f" maxWorkers: {most}, which win; build the archive without them"

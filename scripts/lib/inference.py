@@ -12,8 +12,9 @@ from scripts.lib.errors import UserError
 from scripts.lib.refusals import token_rejected
 
 DEFAULT_URL = "http://127.0.0.1:8080"
-#: A request that any of our handlers answers.
+#: A request that any of our handlers answers; of a model that generates text one token is asked.
 PROBE = b'{"text": "ready?"}'
+PROBE_ONE_TOKEN = b'{"text": "ready?", "max_tokens": 1}'
 
 
 class Answer(NamedTuple):

@@ -11,7 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from handlers.config import ConfigError, HandlerConfig
-from scripts.lib import archive, calibration, checkpoint, pipeline, requirements, tasks, tree, user_handler, weights
+from handlers.generation.settings import GenerationConfig
+from scripts.lib import (
+    archive,
+    calibration,
+    checkpoint,
+    decoder,
+    pipeline,
+    requirements,
+    tasks,
+    tree,
+    user_handler,
+    weights,
+)
 from scripts.lib.archive import Content
 from scripts.lib.checkpoint import Checkpoint
 from scripts.lib.errors import UserError
@@ -86,26 +98,26 @@ def prepare(order: Order, work: Path) -> Recipe:
         UserError: the model, the handler or the requirements can't be packed, and why.
     """
     files = tree.walk(order.source.directory)
-    found = checkpoint.read(
-        files, task=order.task, max_tokens=order.max_tokens, trust_remote_code=order.trust_remote_code
-    )
+    found = _checkpoint(order, files)
     model, found, left_out, notes = _model_files(order, files, found, work)
-    settings = _settings(found.settings() | dict(order.overrides))
+    generates = found.task == decoder.TASK
+    overrides = decoder.overrides(order.overrides) if generates else dict(order.overrides)
+    settings = _settings(found.settings() | overrides)
     contents: dict[str, Content] = {f"{_MODEL}/{name}": content for name, content in model.items()}
     contents |= _handlers()
-    module = tasks.SERVED[found.task].module
+    module = decoder.MODULE if generates else tasks.SERVED[found.task].module
     if order.handler is not None:
         module = _own_handler(order.handler, contents, work)
     if order.requirements is not None:
         contents[archive.REQUIREMENTS] = requirements.read(order.requirements)
         notes.append("requirements.txt is installed only by servers with install_py_dep_per_model=true")
-    contents[archive.CONFIG] = _config(settings, order)
+    contents[archive.CONFIG] = _config(settings, order, decoder.MODE if generates else {})
     contents[archive.MANIFEST] = archive.manifest(
         order.name, order.version, module, requirements=order.requirements is not None
     )
     if order.calibration is not None:
         notes += _calibrate(order.calibration, contents, settings, work)
-        contents[archive.CONFIG] = _config(settings, order)
+        contents[archive.CONFIG] = _config(settings, order, {})
     if not all(name.isascii() for name in contents):
         notes.append(
             "some file names are not ASCII: TorchServe needs a UTF-8 locale (serve sets it; else LC_ALL=C.UTF-8)"
@@ -121,6 +133,14 @@ def prepare(order: Order, work: Path) -> Recipe:
     contents[archive.PROVENANCE] = archive.provenance(about, members)
     members |= archive.measure({archive.PROVENANCE: contents[archive.PROVENANCE]})
     return Recipe(contents, members, settings, left_out, [*found.notes, *notes])
+
+
+def _checkpoint(order: Order, files: dict[str, Path]) -> Checkpoint:
+    if decoder.is_decoder(files, order.task):
+        return decoder.read(files, max_tokens=order.max_tokens, trust_remote_code=order.trust_remote_code)
+    return checkpoint.read(
+        files, task=order.task, max_tokens=order.max_tokens, trust_remote_code=order.trust_remote_code
+    )
 
 
 def _model_files(
@@ -157,15 +177,18 @@ def _model_files(
 def _settings(settings: dict[str, Any]) -> dict[str, Any]:
     """`settings`, checked by the code that will read them."""
     try:
-        HandlerConfig.from_mapping(settings)
+        if settings["task"] == decoder.TASK:
+            GenerationConfig.from_mapping(settings)
+        else:
+            HandlerConfig.from_mapping(settings)
     except ConfigError as error:
         raise UserError(str(error).removeprefix("handler: "), "see batchserve build --help") from error
     return settings
 
 
-def _config(settings: dict[str, Any], order: Order) -> bytes:
+def _config(settings: dict[str, Any], order: Order, mode: Mapping[str, Any]) -> bytes:
     longest = max(STARTUP_TIMEOUT, order.response_timeout)
-    return archive.model_config(settings, response_timeout=order.response_timeout, startup_timeout=longest)
+    return archive.model_config(settings, response_timeout=order.response_timeout, startup_timeout=longest, mode=mode)
 
 
 def _calibrate(file: Path, contents: dict[str, Content], settings: dict[str, Any], work: Path) -> list[str]:

@@ -22,7 +22,7 @@ from scripts.lib import launch, supervisor
 from scripts.lib import properties as props
 from scripts.lib.addresses import REST, check_ports, client_url
 from scripts.lib.errors import UserError
-from scripts.lib.inference import PROBE, InferenceClient
+from scripts.lib.inference import PROBE, PROBE_ONE_TOKEN, InferenceClient
 from scripts.lib.java import find_java
 from scripts.lib.management import ManagementClient
 from scripts.lib.refusals import token_rejected
@@ -195,7 +195,8 @@ class TorchServe:
                 time.sleep(_POLL_S)
         if probe is not None:
             for name in props.models(self.properties):
-                self._probe(name, probe, deadline)
+                generates = probe == PROBE and self.management.describe(name).continuous_batching
+                self._probe(name, PROBE_ONE_TOKEN if generates else probe, deadline)
 
     def stop(self, graceful: bool = True) -> None:
         """End Java and its workers and wait until they are gone; doing it twice is no error.

@@ -9,9 +9,10 @@ import json
 import os
 import struct
 import sys
+import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,18 +83,38 @@ def load(directory: Path, *, gpu_id: int | None = None, batch_size: int = 32, me
     return service
 
 
-def predict(service: Any, bodies: Sequence[Body | Sequence[Body]]) -> list[Answer]:
+def predict(service: Any, bodies: Sequence[Body | Sequence[Body]], *, seconds: float = 300.0) -> list[Answer]:
     """Send requests as one batch and decode what would go over the wire.
+
+    A handler of TorchServe's `continuousBatching` mode is called until every request has its last piece, as the
+    frontend calls it; the pieces of an answer are put together.
 
     Args:
         service: from `load`.
         bodies: one per request; a sequence of bodies is a form of several fields.
+        seconds: the most that all calls together may take.
 
     Returns:
         One answer per request, in order.
+
+    Raises:
+        TimeoutError: not all requests were answered in time.
     """
     batch = [_request(body if isinstance(body, Sequence) else [body]) for body in bodies]
-    return _answers(bytes(service.predict(batch)))
+    ids = [request["requestId"].decode() for request in batch]
+    found: dict[str, Answer] = {}
+    pieces: dict[str, list[bytes]] = {id: [] for id in ids}
+    deadline = time.monotonic() + seconds
+    while len(found) < len(ids):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{len(ids) - len(found)} of {len(ids)} requests are unanswered after {seconds:g} s")
+        for id, answer in answers(bytes(service.predict(batch))):
+            pieces[id].append(answer.body)
+            if answer.headers.get("ts_stream_next") != "true":
+                found[id] = replace(answer, body=b"".join(pieces[id]))
+        # after its first call a request comes without its body
+        batch = [{"requestId": id.encode(), "headers": [], "parameters": []} for id in ids if id not in found]
+    return [found[id] for id in ids]
 
 
 def _request(parts: Sequence[Body]) -> dict[str, Any]:
@@ -123,8 +144,8 @@ def _decoded(part: Body) -> Any:
     return bytearray(part.data)
 
 
-def _answers(message: bytes) -> list[Answer]:
-    """Take apart what `create_predict_response` put together."""
+def answers(message: bytes) -> list[tuple[str, Answer]]:
+    """Take apart what `create_predict_response` put together: each answer with its request's id."""
     at = 0
 
     def integer() -> int:
@@ -139,17 +160,19 @@ def _answers(message: bytes) -> list[Answer]:
         return message[at - size : at]
 
     code, text = integer(), chunk().decode()
-    answers = []
+    found = []
     while at < len(message):
         size = integer()
         if size == -1:
             break
-        at += size  # the request's id
+        at += size
+        id = message[at - size : at].decode()
         content_type = chunk().decode() or None
         status, phrase = integer(), chunk().decode()
         headers = {chunk().decode(): chunk().decode() for _ in range(integer())}
-        answers.append(Answer(status, phrase or (text if status == code else ""), content_type, headers, chunk()))
-    return answers
+        answer = Answer(status, phrase or (text if status == code else ""), content_type, headers, chunk())
+        found.append((id, answer))
+    return found
 
 
 def _forget_checkout() -> None:

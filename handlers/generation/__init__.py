@@ -1,0 +1,22 @@
+"""Text generation with continuous batching: requests join and leave the running batch at every token.
+
+Where to look:
+
+    handler              the entry module: requests, engine and answers put together
+    mailbox              TorchServe's `continuousBatching` mode: `handle` collects what is new for every open request
+    requests             a body in OpenAI's, Hugging Face's or our plain shape → what is asked, checked
+    parameters           the checks of single parameters
+    prompts              messages and texts → token ids
+    exchange             one request's way: its sequences' texts and its answer, whole or as a stream
+    detokenizer          token ids → text as it grows; stop strings
+    responses            values → the bytes of OpenAI's and of our plain shape
+    engine               the interface: submit, collect, cancel, stats
+    continuous           the engine on transformers' continuous batching
+    scheduler, sampler   what runs next; logits → the next token, each sequence by its own settings
+    attention            attention over a paged cache, sequence by sequence
+    vllm_engine          the engine on vLLM, where that is installed
+    sizing               memory → cache blocks; pure integers
+    settings, metrics    the `handler:` section; what is counted
+
+Importing this package imports nothing else.
+"""
