@@ -247,7 +247,6 @@ def test_the_real_verb_builds_it(model: Path, handler_file: Path, tmp_path: Path
     ("old", "new", "said"),
     [
         ("for name in self.labels], dim=1)", "for name in self.labels], dim=1)[:-1]", "forward returned 0 rows"),
-        ("return [{n: self.labels[n][i]", "return list(rows)\n        [{n: self.labels[n][i]", "no JSON"),
     ],
 )
 def test_a_mistake_fails_the_build_and_tells_where(model: Path, tmp_path: Path, old: str, new: str, said: str) -> None:

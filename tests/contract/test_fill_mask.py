@@ -9,12 +9,10 @@ import pytest
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from handlers.model import Model
 from handlers.request import Request
-from scripts.lib import archive
-from tests.contract.conftest import APP, Serve, Served
+from tests.contract.conftest import Build, Serve, Served
 from tests.corpus import SENTENCES
 from tests.families import family
 
@@ -206,12 +204,7 @@ def test_the_card_names_the_mask(served: Served, pipeline: Any) -> None:
     assert (card["mask_token"], card["vocabulary"]) == ("[MASK]", pipeline.model.config.vocab_size)
 
 
-def test_a_build_finds_the_task_and_verifies(tmp_path: Path, directory: Path) -> None:
-    """In a clean process: the other tasks' archives are tried in the tests' own."""
-    arguments = [str(directory), "--name", "mlm", "--store", str(tmp_path)]
-    result = CliRunner().invoke(APP, arguments, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    assert "verified" in result.output
-    found = archive.read(tmp_path / "mlm.mar")
+def test_a_build_finds_the_task_and_the_archive_answers(directory: Path, build_archive: Build) -> None:
+    found = build_archive(directory)
     assert found.handler == "handlers.fill_mask"
     assert (found.settings["task"], found.settings["max_tokens"]) == ("fill_mask", MOST)

@@ -182,7 +182,7 @@ def test_the_model_describes_itself(served: Served) -> None:
 
     batch = [service._request([])]
     batch[0]["headers"] = [{"name": b"describe", "value": b"True"}]
-    answer = service._answers(bytes(served.service.predict(batch)))[0]
+    answer = service.answers(bytes(served.service.predict(batch)))[0]
     card = answer.json()
     assert (card["task"], card["dimensions"], card["attention"], card["max_tokens"]) == ("embedding", 32, "packed", 48)
 
@@ -200,8 +200,8 @@ def described(served: Served, **headers: str) -> tuple[Any, list[Answer]]:
     request = service._request([])
     request["headers"] = [{"name": k.encode(), "value": v.encode()} for k, v in {"describe": "True", **headers}.items()]
     served.service.set_cl_socket(Socket())
-    answer = service._answers(bytes(served.service.predict([request])))[0]
-    return answer.json(), [each for message in sent for each in service._answers(message)]
+    answer = service.answers(bytes(served.service.predict([request])))[0][1]
+    return answer.json(), [each for message in sent for _, each in service.answers(message)]
 
 
 def test_a_named_worker_steps_aside(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
