@@ -182,7 +182,7 @@ def test_the_model_describes_itself(served: Served) -> None:
 
     batch = [service._request([])]
     batch[0]["headers"] = [{"name": b"describe", "value": b"True"}]
-    answer = service.answers(bytes(served.service.predict(batch)))[0]
+    answer = service.answers(bytes(served.service.predict(batch)))[0][1]
     card = answer.json()
     assert (card["task"], card["dimensions"], card["attention"], card["max_tokens"]) == ("embedding", 32, "packed", 48)
 
