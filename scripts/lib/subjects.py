@@ -107,7 +107,7 @@ def _embeddings(answer: Any, count: int) -> list[list[Any]]:
 
 def _in_order(answer: Any, count: int) -> list[list[Any]]:
     scores: list[list[Any]] = [[0.0]] * count
-    for entry in answer["results"]:
+    for entry in _first(answer):
         scores[entry["index"]] = [entry["score"]]
     return scores
 

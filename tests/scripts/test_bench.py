@@ -168,7 +168,7 @@ def test_an_unknown_task_is_named_with_the_known_ones() -> None:
 
 
 def test_what_the_subjects_answers_are_read_as() -> None:
-    ranking = {"results": [{"index": 1, "score": 0.9}, {"index": 0, "score": 0.1}]}
+    ranking = {"ranking": [{"index": 1, "score": 0.9}, {"index": 0, "score": 0.1}]}
     assert SUBJECTS["reranking"].values(ranking, 2) == [[0.1], [0.9]]
     assert SUBJECTS["reranking"].many(["a"]) == {"query": QUERY, "documents": ["a"]}
     assert SUBJECTS["embedding"].values({"embeddings": [[1, 2]]}, 1) == [[1.0, 2.0]]
