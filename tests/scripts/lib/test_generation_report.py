@@ -59,7 +59,7 @@ def test_table_and_json_tell_the_same(tmp_path: Path) -> None:
     show(made, Console(file=out, width=200))
     assert "generate, static batches" in out.getvalue()
     assert "first token beside 8 that decode, float32: 450 ms" in out.getvalue()
-    assert "missed" in out.getvalue()
+    assert "MISSED by" in out.getvalue()
     write_json(made, tmp_path / "out.json")
     document = json.loads((tmp_path / "out.json").read_bytes())
     assert [run["tokens_per_s"] for run in document["generation"]] == pytest.approx([r.tokens_per_s for r in GOOD])
