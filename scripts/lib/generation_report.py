@@ -164,13 +164,24 @@ def write_json(report: Report, path: Path) -> None:
     document = {
         "machine": dataclasses.asdict(report.machine),
         "settings": report.settings,
-        "generation": [{**dataclasses.asdict(run), "tokens_per_s": run.tokens_per_s} for run in report.runs],
+        "windows": [_window(run) for run in report.runs],
         "first_tokens": [{**dataclasses.asdict(each), "steps": each.steps} for each in report.first_tokens],
         "agreement_with_generate": report.agreement,
         "targets": targets_json(judge(report)),
         "notes": list(report.notes),
     }
     path.write_bytes(strict_json(document))
+
+
+def _window(run: Run) -> dict[str, Any]:
+    """A run, with the label and the figures by which `bench --compare` knows it."""
+    summary = {
+        "requests_per_s": run.requests / run.seconds,
+        "generated_per_s": run.tokens_per_s,
+        "first_token_p50_ms": None if run.first_p50_s is None else run.first_p50_s * 1e3,
+    }
+    label = f"{run.workload}, {run.dtype}, {run.side}, round {run.round + 1}"
+    return {"label": label, **dataclasses.asdict(run), "summary": summary}
 
 
 def show(report: Report, console: Console) -> None:

@@ -99,10 +99,9 @@ def test_a_small_benchmark_of_generation(tmp_path: Path) -> None:
         output = process.communicate()[0]
     assert process.returncode == 0, output
     document = json.loads((tmp_path / "out.json").read_bytes())
-    runs = {(run["workload"], run["side"]): run for run in document["generation"]}
-    assert set(runs) == {
-        ("replies", "static"), ("replies", "served"), ("replies", "engine"), ("prefix", "unshared"), ("prefix", "engine"),
-    }  # fmt: skip
+    runs = {(run["workload"], run["side"]): run for run in document["windows"]}
+    sides = {"replies": ("static", "served", "engine"), "prefix": ("unshared", "engine")}
+    assert set(runs) == {(workload, side) for workload in sides for side in sides[workload]}
     assert {run["tokens"] for (workload, _), run in runs.items() if workload == "replies"} == {6 * 8 + 2 * 128}
     assert document["agreement_with_generate"]["float32"] == 1
     assert document["first_tokens"][0]["busy_s"] > 0

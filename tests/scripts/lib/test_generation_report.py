@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from scripts.lib.comparison import compare
 from scripts.lib.generation_report import SERVED, FirstToken, Report, Run, judge, show, write_json
 from scripts.lib.generation_yardstick import ENGINE, STATIC, UNSHARED
 from scripts.lib.machine import Machine
@@ -62,6 +63,15 @@ def test_table_and_json_tell_the_same(tmp_path: Path) -> None:
     assert "MISSED by" in out.getvalue()
     write_json(made, tmp_path / "out.json")
     document = json.loads((tmp_path / "out.json").read_bytes())
-    assert [run["tokens_per_s"] for run in document["generation"]] == pytest.approx([r.tokens_per_s for r in GOOD])
+    rates = [window["summary"]["generated_per_s"] for window in document["windows"]]
+    assert rates == pytest.approx([run.tokens_per_s for run in GOOD])
     assert [target["reached"] for target in document["targets"]].count(True) == 5
     assert document["first_tokens"][0]["steps"] == pytest.approx(2.5)
+
+
+def test_two_results_can_be_compared(tmp_path: Path) -> None:
+    write_json(report(ran("prefix", ENGINE, 2.0)), tmp_path / "a.json")
+    write_json(report(ran("prefix", ENGINE, 1.0)), tmp_path / "b.json")
+    found = {each.figure: each.ratio for each in compare(tmp_path / "a.json", tmp_path / "b.json").ratios}
+    assert found["tokens written/s"] == 2.0
+    assert found["1st token p50 ms"] == 1.0
