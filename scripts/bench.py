@@ -1,7 +1,6 @@
 """`batchserve bench`: serve a model and compare with the offline library, or put a running server under load."""
 
 import tempfile
-import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,26 +8,23 @@ from typing import Annotated, Any
 import typer
 
 from scripts.lib import against as running
-from scripts.lib import archive, comparison, machine
-from scripts.lib.benchmark import Measured, Settings, run
+from scripts.lib import archive, comparison, generation_bench, generation_report, machine
+from scripts.lib.benchmark import Measured, Settings, build, run
 from scripts.lib.console import console, progress
 from scripts.lib.errors import UserError
 from scripts.lib.interrupts import stop_on_signals
-from scripts.lib.recipe import Order, prepare
 from scripts.lib.report import Report, show, write_json
-from scripts.lib.source import resolve
 from scripts.lib.subjects import SUBJECTS, Subject
 from scripts.lib.targets import FULL_LOAD, judge
 
 DTYPES = ("float32", "bfloat16")
-# More of the machine's cores than this busy before we start: others will show in the figures.
-BUSY_SHARE = 0.25
 PANEL = "A running server"
 INTERRUPTED = 130  # the status of a command that Ctrl-C ended
 # Options that one kind of run alone has a use for: what would do nothing is refused.
 SERVING_ONLY = frozenset(
     {"archive_file", "dtype", "workers", "threads", "batch_size", "max_batch_delay", "compare_batch_1", "rounds"}
 )
+ENCODERS_ONLY = frozenset({"clients", "workers", "max_batch_delay", "compare_batch_1", "duration"})
 DRIVING_ONLY = frozenset(
     {"token", "rate", "steps", "trace", "arrivals", "bodies", "warm_up", "objective", "metrics", "openai", "html_file"}
 )
@@ -53,15 +49,16 @@ def bench(
     task: Annotated[
         str | None,
         typer.Option(
-            help=f"What the model is for: one of {', '.join(SUBJECTS)}; embedding if not given. Where no model is "
-            "named, others than embedding get an untrained one of a usual size."
+            help=f"What the model is for: one of {', '.join(SUBJECTS)}, generation; embedding if not given. Where no "
+            "model is named, generation gets bundled:smollm2, others than embedding an untrained one of a usual size."
         ),
     ] = None,
     workload: Annotated[
         str | None,
         typer.Option(
             help="short (5–25 tokens), mixed (one in ten 200–256), lists (32 mixed texts a request, or 64 pairs), "
-            "several with commas, or all that the task has (which it is if not given). One with --against: mixed."
+            "several with commas, or all that the task has (which it is if not given). One with --against: mixed. "
+            f"Of generation: {', '.join(generation_bench.WORKLOADS)}; generation is all of those."
         ),
     ] = None,
     clients: Annotated[
@@ -80,7 +77,9 @@ def bench(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of each worker; cores ÷ workers if not given.")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Requests a batch at most; 32 if not given.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Requests a batch at most; 32 if not given, 16 of generation.")
+    ] = None,
     max_batch_delay: Annotated[
         int | None,
         typer.Option(min=1, help="Milliseconds that the first request of a batch waits for others; 1 if not given."),
@@ -104,7 +103,10 @@ def bench(
     ] = None,
     rounds: Annotated[
         int | None,
-        typer.Option(min=1, help="How often everything is measured, 3 times if not given; the table shows medians."),
+        typer.Option(
+            min=1,
+            help="How often everything is measured, 3 times if not given (generation once); the table shows medians.",
+        ),
     ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write everything measured to this file.")
@@ -185,7 +187,8 @@ def bench(
     """Measure requests/s, latency, batching and memory over HTTP against the task's own library.
 
     Embedding against sentence-transformers' encode, reranking against its CrossEncoder, classification and
-    token_classification against transformers' pipelines, seq2seq against generate in batches of 32.
+    token_classification against transformers' pipelines, seq2seq against generate in batches of 32, generation against
+    generate in batches of 16 and against its engine without HTTP.
 
     TorchServe is started on free ports in a temporary directory and stopped at the end; running servers are not
     touched. Nothing else should run meanwhile. A full run takes several minutes; --workload mixed --clients 64
@@ -216,11 +219,26 @@ def bench(
         return
     _refuse(given, DRIVING_ONLY, "it is about a running server, which --against names")
 
-    task, workers, batch_size = task or "embedding", workers or 2, batch_size or 32
     if archive_file is not None:
         dtypes, threads = _of_archive(archive_file, {"--model": model, "--dtype": dtype, "--threads": threads})
     else:
         dtypes = _choices(dtype or DTYPES[0], DTYPES, "--dtype")
+    overrides: dict[str, Any] = {"threads": threads} if threads else {}
+    if generation_bench.TASK in (task, workload):
+        _refuse(given, ENCODERS_ONLY, "generation has one worker, and --batch-size requests run at once")
+        if task not in (None, generation_bench.TASK):
+            raise UserError(f"--workload {workload} is not for --task {task}", hint="leave out --task")
+        names = _choices(
+            "all" if workload in (None, generation_bench.TASK) else workload, generation_bench.WORKLOADS, "--workload"
+        )
+        asked = generation_bench.Wanted(model, archive_file, dtypes, names, rounds, threads, batch_size, requests)
+        found = generation_bench.measure(asked, progress)
+        generation_report.show(found, console)
+        if json_file is not None:
+            generation_report.write_json(found, json_file)
+            console.print(f"wrote {json_file}", markup=False)
+        return
+    task, workers, batch_size = task or "embedding", workers or 2, batch_size or 32
     if task not in SUBJECTS:
         raise UserError(f"--task {task}: not known", hint=f"one of {', '.join(SUBJECTS)}")
     subject = SUBJECTS[task]
@@ -250,7 +268,7 @@ def bench(
             directory.mkdir()
             if built is None:
                 with progress(f"building {source} ({each})"):
-                    built, build_s = _build(source, task, each, threads, directory)
+                    built, build_s = build(source, task, overrides | {"dtype": each}, directory)
             measured[each] = run(built, each, settings, here, directory, progress)
 
     report = _report(here, settings, measured, source if archive_file is None else archive_file.name, build_s)
@@ -299,11 +317,7 @@ def _settings(settings: Settings, subject: str, cores: int) -> dict[str, Any]:
 
 def _notes(here: machine.Machine, measured: dict[str, Measured]) -> list[str]:
     """What a reader must know to judge the figures."""
-    notes = []
-    if here.load_before > BUSY_SHARE * here.cores:
-        notes.append(f"the machine was busy before the run (load {here.load_before:g} on {here.cores} cores)")
-    if "bfloat16" in measured and not here.computes_bfloat16:
-        notes.append("this processor has no bfloat16 arithmetic: it is emulated, and slower than float32 on both sides")
+    notes = here.notes(measured)
     for dtype, each in measured.items():
         if each.agreement is not None:
             notes.append(f"{dtype}: served and offline answers agree to {each.agreement:.6f} (1 is equal)")
@@ -334,20 +348,6 @@ def _model(named: str | None, subject: Subject, work: Path, archive_file: Path |
     with progress(f"making an untrained model for {subject.task.replace('_', ' ')}"):
         subject.stand_in(directory)
     return str(directory)
-
-
-def _build(model: str, task: str, dtype: str, threads: int | None, directory: Path) -> tuple[Path, float]:
-    """Build an archive without verifying it; its path, and the seconds that took."""
-    store, work = directory / "store", directory / "build"
-    store.mkdir()
-    work.mkdir()
-    overrides: dict[str, Any] = {"dtype": dtype} | ({"threads": threads} if threads else {})
-    source = resolve(model)
-    start = time.perf_counter()
-    recipe = prepare(Order(source, name="bench", version="1.0", task=task, overrides=overrides), work)
-    path = store / "bench.mar"
-    archive.write(path, recipe.contents, recipe.members)
-    return path, time.perf_counter() - start
 
 
 def _of_archive(path: Path, given: Mapping[str, object]) -> tuple[tuple[str, ...], int | None]:

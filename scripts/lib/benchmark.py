@@ -5,6 +5,7 @@ texts/s with the mean of the two offline runs around it. The two never run at th
 """
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
@@ -14,16 +15,18 @@ from typing import Any
 
 from scripts.lib import load, properties
 from scripts.lib.addresses import free_ports
-from scripts.lib.archive import Archive, extract, read
+from scripts.lib.archive import Archive, extract, read, write
 from scripts.lib.errors import UserError
 from scripts.lib.load import LoadResult, Target, closed_loop
 from scripts.lib.machine import Machine
 from scripts.lib.memory import PeakMemory
 from scripts.lib.offline import Offline, OfflineError, SingleText
+from scripts.lib.recipe import Order, prepare
 from scripts.lib.report import OfflineRun, Point, Round
 from scripts.lib.scrape import BatchingWindow, Counting
 from scripts.lib.server import TorchServe
 from scripts.lib.serving import Serving
+from scripts.lib.source import resolve
 from scripts.lib.stats import summarize
 from scripts.lib.subjects import SUBJECTS, Subject
 from scripts.lib.workloads import BLOCK, Body, Vocabulary, Workload, make_workload
@@ -126,7 +129,16 @@ def run(archive: Path, dtype: str, settings: Settings, machine: Machine, work: P
         servers = {}
         for size in settings.batch_sizes:
             with progress(f"TorchServe starts ({dtype}, batch size {size})"):
-                servers[size] = stack.enter_context(_server(about, size, settings, work))
+                servers[size] = stack.enter_context(
+                    server(
+                        about,
+                        work,
+                        batch_size=size,
+                        workers=settings.workers,
+                        max_batch_delay=settings.max_batch_delay,
+                        queue=max(1000, 2 * max(settings.clients), size * settings.workers),
+                    )
+                )
         return _Run(about.name, dtype, settings, servers, offline, progress).measure(pools)
 
 
@@ -137,27 +149,58 @@ def _offline(stack: ExitStack, model: Path, dtype: str, threads: int, task: str)
         raise UserError(str(failure), hint="pip install sentence-transformers (the extra `bench`)") from failure
 
 
-def _server(about: Archive, batch_size: int, settings: Settings, work: Path) -> TorchServe:
+def build(model: str, task: str, overrides: Mapping[str, Any], directory: Path) -> tuple[Path, float]:
+    """Build an archive without verifying it.
+
+    Args:
+        model: as `resolve` takes it.
+        task: what it is for.
+        overrides: keys of the `handler:` section.
+        directory: an empty one for the store and what is made on the way.
+
+    Returns:
+        Its path, and the seconds that took.
+    """
+    store, work = directory / "store", directory / "build"
+    store.mkdir()
+    work.mkdir()
+    source = resolve(model)
+    start = time.perf_counter()
+    recipe = prepare(Order(source, name="bench", version="1.0", task=task, overrides=overrides), work)
+    path = store / "bench.mar"
+    write(path, recipe.contents, recipe.members)
+    return path, time.perf_counter() - start
+
+
+def server(
+    about: Archive, work: Path, *, batch_size: int, workers: int, max_batch_delay: int, queue: int
+) -> TorchServe:
+    """A server of one archive on free ports, on the CPU as the yardsticks are; not yet started.
+
+    Args:
+        about: the archive.
+        work: a directory for its properties and its state.
+        batch_size, workers, max_batch_delay, queue: as serving.yaml has them; the delay in milliseconds.
+    """
     ports = ("inference_port", "management_port", "metrics_port", "grpc_inference_port", "grpc_management_port")
     served = {
         "archive": about.path.name,
         "version": about.version,
-        "workers": settings.workers,
+        "workers": workers,
         "batch_size": batch_size,
-        "max_batch_delay": settings.max_batch_delay,
-        "queue": max(1000, 2 * max(settings.clients), batch_size * settings.workers),
+        "max_batch_delay": max_batch_delay,
+        "queue": queue,
     }
-    server = dict(zip(ports, free_ports(), strict=True))
+    listens = dict(zip(ports, free_ports(), strict=True))
     serving = Serving.from_mapping(
         {
-            "server": {**server, "auth": "none", "gpus": 0, "model_store": str(about.path.absolute().parent)},
+            "server": {**listens, "auth": "none", "gpus": 0, "model_store": str(about.path.absolute().parent)},
             "models": {about.name: served},
         },
         "the benchmark's deployment",
     )
     config = work / f"batch-{batch_size}.properties"
     config.write_text(properties.render(serving, "its options", path=config, verb="bench"), encoding="ascii")
-    # The yardstick runs on the CPU, so the server does too.
     return TorchServe(config, work_dir=work / f"batch-{batch_size}", env={"CUDA_VISIBLE_DEVICES": ""})
 
 

@@ -3,6 +3,7 @@
 import datetime
 import os
 import platform
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,6 +15,8 @@ from handlers.cores import cores
 # The instruction sets that decide how fast a transformer runs on a CPU.
 RELEVANT_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16")
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+# More of the machine's cores than this busy before we start: others will show in the figures.
+BUSY_SHARE = 0.25
 PACKAGES = ("torch", "transformers", "sentence-transformers", "torchserve")
 
 
@@ -42,6 +45,17 @@ class Machine:
     def computes_bfloat16(self) -> bool:
         """Whether the processor multiplies bfloat16 itself; emulated, it is slower than float32."""
         return bool(BF16_FLAGS & set(self.flags))
+
+    def notes(self, dtypes: Collection[str]) -> list[str]:
+        """What a reader of figures in these dtypes must know of it."""
+        notes = []
+        if self.load_before > BUSY_SHARE * self.cores:
+            notes.append(f"the machine was busy before the run (load {self.load_before:g} on {self.cores} cores)")
+        if "bfloat16" in dtypes and not self.computes_bfloat16:
+            notes.append(
+                "this processor has no bfloat16 arithmetic: it is emulated, and slower than float32 on both sides"
+            )
+        return notes
 
 
 def describe() -> Machine:

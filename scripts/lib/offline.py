@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -52,6 +52,9 @@ class Offline:
         OfflineError: on entering, when the model can't be loaded.
     """
 
+    #: What the process runs: this file, or a subclass's.
+    script = Path(__file__)
+
     def __init__(self, model_directory: Path, dtype: str, threads: int, task: str = "embedding") -> None:
         self.dtype = dtype
         self.threads = threads
@@ -68,7 +71,7 @@ class Offline:
             "TQDM_DISABLE": "1",
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-I", str(Path(__file__).resolve()), *self._arguments],
+            [sys.executable, "-I", str(self.script.resolve()), *self._arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -105,7 +108,7 @@ class Offline:
         Raises:
             OfflineError: the process failed.
         """
-        return float(self._ask({"do": "run", "texts": list(inputs)})["seconds"])
+        return float(self.ask({"do": "run", "texts": list(inputs)})["seconds"])
 
     def single(self, texts: Sequence[str], threads: int | None = None) -> SingleText:
         """Embed the texts one at a time, at `threads` threads (the process's own unless told otherwise).
@@ -113,7 +116,7 @@ class Offline:
         Raises:
             OfflineError: the process failed.
         """
-        answer = self._ask({"do": "single", "texts": list(texts), "threads": threads or self.threads})
+        answer = self.ask({"do": "single", "texts": list(texts), "threads": threads or self.threads})
         return SingleText(float(answer["forward_ms"]), float(answer["encode_ms"]))
 
     def values(self, inputs: Sequence[Any]) -> list[list[Any]]:
@@ -122,10 +125,15 @@ class Offline:
         Raises:
             OfflineError: the process failed.
         """
-        values: list[list[Any]] = self._ask({"do": "values", "texts": list(inputs)})["values"]
+        values: list[list[Any]] = self.ask({"do": "values", "texts": list(inputs)})["values"]
         return values
 
-    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Put one question to the process and wait for its answer.
+
+        Raises:
+            OfflineError: the process failed.
+        """
         if self._process is None or self._process.stdin is None:
             raise OfflineError("the offline process isn't running")
         try:
@@ -243,8 +251,15 @@ def _library(directory: str, dtype: Any, task: str) -> Any:
     return {"embedding": _Embedding, "reranking": _Reranking, "seq2seq": _Seq2seq}[task](directory, dtype)
 
 
-def _child(model_directory: str, dtype: str, threads: int, task: str) -> None:
-    """Load the model, say so, then answer one question per line of standard input until it ends."""
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def serve(prepare: Callable[[], Answer]) -> None:
+    """Make what answers, say so, then answer one question per line of standard input until it ends.
+
+    Args:
+        prepare: loads the model; what it raises, and what an answer raises, the parent is told.
+    """
     # The answers' channel is kept apart from what libraries print.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -254,40 +269,48 @@ def _child(model_directory: str, dtype: str, threads: int, task: str) -> None:
         answers.flush()
 
     try:
-        import torch
-
-        torch.set_num_threads(threads)
-        library = _library(model_directory, getattr(torch, dtype), task)
-        library.run(["warm"] * BATCH_SIZE + ["warm up " * 100] * 4)
+        answer = prepare()
     except Exception as failure:  # noqa: BLE001 - whatever it is, the parent must hear it
         say({"error": f"the offline library could not load the model: {type(failure).__name__}: {failure}"})
         return
     say({"ready": True})
-
-    model = library.model
     for line in sys.stdin:
-        question = json.loads(line)
-        texts = question["texts"]
         try:
-            if question["do"] == "run":
-                start = time.perf_counter()
-                with torch.inference_mode():
-                    library.run(texts)
-                say({"seconds": time.perf_counter() - start})
-            elif question["do"] == "values":
-                say({"values": library.values(texts)})
-            else:
-                torch.set_num_threads(question["threads"])
-                features = [model.preprocess([text]) for text in texts]
-                with torch.inference_mode():
-                    model(dict(features[0]))
-                    forward = _median_ms(lambda each: model(dict(each)), features)
-                whole = _median_ms(lambda text: library.run([text]), texts)
-                torch.set_num_threads(threads)
-                say({"forward_ms": forward, "encode_ms": whole})
+            say(answer(json.loads(line)))
         except Exception as failure:  # noqa: BLE001 - whatever it is, the parent must hear it
             say({"error": f"{type(failure).__name__}: {failure}"})
 
 
+def _answer(model_directory: str, dtype: str, threads: int, task: str) -> Answer:
+    """Load a task's library; what answers the questions of `Offline`."""
+    import torch
+
+    torch.set_num_threads(threads)
+    library = _library(model_directory, getattr(torch, dtype), task)
+    library.run(["warm"] * BATCH_SIZE + ["warm up " * 100] * 4)
+    model = library.model
+
+    def answer(question: dict[str, Any]) -> dict[str, Any]:
+        texts = question["texts"]
+        if question["do"] == "run":
+            start = time.perf_counter()
+            with torch.inference_mode():
+                library.run(texts)
+            return {"seconds": time.perf_counter() - start}
+        if question["do"] == "values":
+            return {"values": library.values(texts)}
+        torch.set_num_threads(question["threads"])
+        features = [model.preprocess([text]) for text in texts]
+        with torch.inference_mode():
+            model(dict(features[0]))
+            forward = _median_ms(lambda each: model(dict(each)), features)
+        whole = _median_ms(lambda text: library.run([text]), texts)
+        torch.set_num_threads(threads)
+        return {"forward_ms": forward, "encode_ms": whole}
+
+    return answer
+
+
 if __name__ == "__main__":
-    _child(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    directory, name, count, task = sys.argv[1:]
+    serve(lambda: _answer(directory, name, int(count), task))

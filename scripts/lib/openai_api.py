@@ -57,7 +57,7 @@ def completed(data: bytes, kind: str, model: str | None) -> bytes:
 
 
 async def read_chat(response: aiohttp.ClientResponse) -> Received:
-    """Read a chat completion, streamed (server-sent events) or not, and find its first token and its usage.
+    """Read a completion, of a chat or not, streamed (server-sent events) or whole; find its first token and its usage.
 
     Raises:
         aiohttp.ClientError: the connection broke.
@@ -104,7 +104,9 @@ class _Stream:
             if not isinstance(choice, Mapping):
                 continue
             delta = choice.get("delta")
-            if self.first_at is None and isinstance(delta, Mapping) and _tells(delta):
+            # A completion's pieces name no role: each is of a token, even where its text is still held back.
+            tells = "text" in choice or (isinstance(delta, Mapping) and _tells(delta))
+            if self.first_at is None and tells:
                 self.first_at = time.perf_counter()
             self.ended = self.ended or bool(choice.get("finish_reason"))
         usage = _usage(event)

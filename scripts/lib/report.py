@@ -195,13 +195,15 @@ def to_json(report: Report) -> bytes:
         "points": [_point_json(point) for point in report.points],
         "offline": [{**dataclasses.asdict(run), "rate": dataclasses.asdict(run.rate)} for run in report.offline],
         "agreement_with_offline": report.agreement,
-        "targets": [
-            {**dataclasses.asdict(target), "reached": target.reached, "verdict": target.verdict}
-            for target in report.targets
-        ],
+        "targets": targets_json(report.targets),
         "notes": list(report.notes),
     }
     return strict_json(document)
+
+
+def targets_json(targets: Sequence[Target]) -> list[dict[str, Any]]:
+    """Targets with their verdicts."""
+    return [{**dataclasses.asdict(target), "reached": target.reached, "verdict": target.verdict} for target in targets]
 
 
 def _point_json(point: Point) -> dict[str, Any]:
@@ -239,22 +241,31 @@ def write_json(report: Report, path: Path) -> None:
 
 def show(report: Report, console: Console) -> None:
     """Print machine, yardstick, points, targets and notes."""
-    machine = report.machine
+    show_heading(report.machine, report.settings, console)
+    if report.offline:
+        yardstick = str(report.settings.get("yardstick", "sentence-transformers' encode"))
+        console.print(_offline_table(report.offline, yardstick))
+    if report.points:
+        console.print(_points_table(report.points))
+    show_targets(report.targets, report.notes, console)
+
+
+def show_heading(machine: Machine, settings: dict[str, Any], console: Console) -> None:
+    """Print where it was measured, and how."""
     versions = ", ".join(f"{name} {number}" for name, number in machine.versions.items())
     console.print(
         f"{machine.processor}, {machine.cores} cores, {machine.memory_gb:g} GB, "
         f"{' '.join(machine.flags) or 'no vector extensions known'}; {versions}; {machine.date}",
         markup=False,
     )
-    console.print(", ".join(f"{name} {value}" for name, value in report.settings.items()), markup=False)
-    if report.offline:
-        yardstick = str(report.settings.get("yardstick", "sentence-transformers' encode"))
-        console.print(_offline_table(report.offline, yardstick))
-    if report.points:
-        console.print(_points_table(report.points))
-    if report.targets:
-        console.print(_targets_table(report.targets))
-    for note in report.notes:
+    console.print(", ".join(f"{name} {value}" for name, value in settings.items()), markup=False)
+
+
+def show_targets(targets: Sequence[Target], notes: Sequence[str], console: Console) -> None:
+    """Print which goals were reached, and what a reader must know to judge the figures."""
+    if targets:
+        console.print(_targets_table(targets))
+    for note in notes:
         console.print(f"note: {note}", markup=False)
 
 

@@ -14,6 +14,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.e2e.conftest import CLI, REPOSITORY, serving_mapping
+from tests.generation_models import tiny_llama
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +91,24 @@ def test_a_small_benchmark(tmp_path: Path, tiny_model: Path) -> None:
         "build of the archive, without its verification"
     ]
     assert "over HTTP" in output
+
+
+def test_a_small_benchmark_of_generation(tmp_path: Path) -> None:
+    model = tiny_llama(tmp_path / "llama", positions=4096)
+    words = ["bench", "--model", str(model), "--task", "generation", "--workload", "replies,prefix,first_token"]
+    with start(tmp_path, *words, "--requests", "8", "--threads", "1", "--json", "out.json") as process:
+        output = process.communicate()[0]
+    assert process.returncode == 0, output
+    document = json.loads((tmp_path / "out.json").read_bytes())
+    runs = {(run["workload"], run["side"]): run for run in document["windows"]}
+    sides = {"replies": ("static", "served", "engine"), "prefix": ("unshared", "engine")}
+    assert set(runs) == {(workload, side) for workload in sides for side in sides[workload]}
+    assert {run["tokens"] for (workload, _), run in runs.items() if workload == "replies"} == {6 * 8 + 2 * 128}
+    assert document["agreement_with_generate"]["float32"] == 1
+    assert document["first_tokens"][0]["busy_s"] > 0
+    measured = [target["measured"] is not None for target in document["targets"]]
+    assert measured == [True, True, False, True, True, True]
+    assert "TorchServe, over HTTP" in output
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM])

@@ -73,6 +73,27 @@ def test_an_archive_is_measured_as_it_was_built(option: str, tmp_path: Path) -> 
     assert _of_archive(path, {}) == (("float32",), None)
 
 
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"workload": "generation", "clients": "8"}, "--clients would do nothing here: generation has one worker"),
+        ({"task": "generation", "workers": 2, "duration": 5.0}, "--duration and --workers would do nothing"),
+        ({"task": "embedding", "workload": "generation"}, "--workload generation is not for --task embedding"),
+        ({"task": "generation", "workload": "mixed"}, "--workload mixed: not known"),
+    ],
+)
+def test_what_generation_has_no_use_for_is_refused(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        bench(**given)
+
+
+def test_an_archive_of_another_task_does_not_generate(tmp_path: Path) -> None:
+    path = tmp_path / "a.mar"
+    write_archive(path, config="handler: {task: embedding}\n")
+    with pytest.raises(UserError, match="no generation model's archive"):
+        bench(task="generation", archive_file=path)
+
+
 def test_the_yardstick_gets_the_threads_of_all_workers() -> None:
     assert settings(workers=2).total_threads(cores=4) == 4
     assert settings(workers=3).total_threads(cores=2) == 3
