@@ -219,7 +219,10 @@ class _Pipeline:
         return self.model(texts, **({"truncation": True} if self.texts else {}))
 
     def values(self, texts: list[str]) -> list[list[Any]]:
-        return [[found["score"]] if self.texts else [entity["score"] for entity in found] for found in self.run(texts)]
+        return [
+            [found["score"]] if self.texts else [float(entity["score"]) for entity in found]
+            for found in self.run(texts)
+        ]
 
 
 class _Seq2seq:

@@ -1,11 +1,14 @@
 """The yardstick runs in a process of its own, answers what was asked, and never outlives its context."""
 
+import json
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
-from scripts.lib.offline import Offline, OfflineError
+from scripts.lib.offline import Offline, OfflineError, _library
+from tests.families import family
 
 pytest.importorskip("sentence_transformers")
 
@@ -29,3 +32,23 @@ def test_it_measures_and_ends(tiny_model: Path) -> None:
 def test_a_directory_without_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(OfflineError, match="could not load the model"), Offline(tmp_path, "float32", threads=1):
         pytest.fail("entered without a model")
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "head"),
+    [
+        ("reranking", "bert", "sequence-classification"),
+        ("classification", "bert", "sequence-classification"),
+        ("token_classification", "bert", "token-classification"),
+        ("seq2seq", "t5", "seq2seq-lm"),
+    ],
+)
+def test_every_tasks_library_answers_what_json_can_carry(tmp_path: Path, task: str, name: str, head: str) -> None:
+    labels = ["LABEL_0"] if task == "reranking" else None
+    model = family(tmp_path / "model", name, head=head, labels=labels)
+    library = _library(str(model), torch.float32, task)
+    inputs = [("a query", "a text")] * 2 if task == "reranking" else ["a text of some words"] * 2
+    values = json.loads(json.dumps(library.values(inputs)))
+    assert len(values) == 2
+    assert values[0] == values[1]
+    assert values[0] or task == "seq2seq"
