@@ -33,6 +33,7 @@ if [ ${#failed[@]} -gt 0 ]; then
     # Said before the tests too, so that pytest's summary stays the last line.
     echo "── failed so far: ${failed[*]}"
 fi
-# Two at a time, file by file: much of an end-to-end test is waiting for a server.
-check pytest -n 2 --dist loadfile "$@"
+# Two at a time, file by file: much of an end-to-end test is waiting for a server. In the files' own order, which has the
+# long ones early: by their number of tests, the longest would come last and run alone.
+check pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
 [ ${#failed[@]} -eq 0 ]
