@@ -1,9 +1,9 @@
 """The `handler:` section of model-config.yaml, checked, and the tables that need no torch."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 ATTENTION = ("auto", "packed", "padded")
@@ -24,8 +24,46 @@ class ConfigError(ValueError):
     """The `handler:` section cannot be used; the message names the key and what is allowed."""
 
 
+class Section:
+    """What the configs of all handlers share: how a mapping becomes one, and the checks of its values."""
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Check `mapping` and make a config of it.
+
+        Raises:
+            ConfigError: an unknown key (the nearest known one is named), a wrong type or a value out of range.
+        """
+        known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]  # subclasses are dataclasses
+        values: dict[str, Any] = {}
+        for key, value in mapping.items():
+            if key not in known:
+                near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)
+                raise ConfigError(f"handler: unknown key {key!r}; did you mean {near[0]!r}?")
+            values[key] = _checked(key, value, known[key].type)
+        if "task" not in values:
+            raise ConfigError("handler: the key 'task' is missing")
+        config = cls(**values)
+        config._check()
+        return config
+
+    def _check(self) -> None:
+        """Raise ConfigError where values are out of range or do not go together."""
+        raise NotImplementedError
+
+    def _one_of(self, key: str, allowed: Sequence[str]) -> None:
+        if getattr(self, key) not in allowed:
+            raise ConfigError(f"handler: {key} is {getattr(self, key)!r}; allowed are {', '.join(allowed)}")
+
+    def _at_least_one(self, *keys: str) -> None:
+        for key in keys:
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ConfigError(f"handler: {key} is {value}; it must be at least 1")
+
+
 @dataclass(frozen=True)
-class HandlerConfig:
+class HandlerConfig(Section):
     """What an archive says of its model. Every field is a key of `handler:`; README explains those that users set.
 
     Args:
@@ -82,20 +120,6 @@ class HandlerConfig:
     trust_remote_code: bool = False
     profile: bool = False
 
-    @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any]) -> "HandlerConfig":
-        """Check `mapping` and make a config of it.
-
-        Raises:
-            ConfigError: an unknown key (the nearest known one is named), a wrong type or a value out of range.
-        """
-        values = section(cls, mapping)
-        if "task" not in values:
-            raise ConfigError("handler: the key 'task' is missing")
-        config = cls(**values)
-        config._check()
-        return config
-
     def _check(self) -> None:
         for key, allowed in (
             ("dtype", DTYPES),
@@ -104,39 +128,19 @@ class HandlerConfig:
             ("splade_strategy", SPLADE_STRATEGIES),
             ("splade_activation", SPLADE_ACTIVATIONS),
         ):
-            if getattr(self, key) not in allowed:
-                raise ConfigError(f"handler: {key} is {getattr(self, key)!r}; allowed are {', '.join(allowed)}")
+            self._one_of(key, allowed)
         for mode in self.pooling:
             if mode not in POOLING:
                 raise ConfigError(f"handler: pooling mode {mode!r} is unknown; allowed are {', '.join(POOLING)}")
         if not self.pooling:
             raise ConfigError("handler: pooling names no mode")
-        for key in ("max_tokens", "max_items", "max_batch_tokens", "max_batch_items", "max_new_tokens", "threads",
-                    "max_response_bytes", "max_active_dims"):  # fmt: skip
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ConfigError(f"handler: {key} is {value}; it must be at least 1")
+        self._at_least_one("max_tokens", "max_items", "max_batch_tokens", "max_batch_items", "max_new_tokens")
+        self._at_least_one("threads", "max_response_bytes", "max_active_dims")
         if self.default_prompt_name is not None and self.default_prompt_name not in self.prompts:
             raise ConfigError(f"handler: default_prompt_name {self.default_prompt_name!r} is not among the prompts")
         parts = [self.model, *self.dense, self.calibration or ""]
         if any(part.startswith("/") or ".." in part.split("/") for part in parts):
             raise ConfigError("handler: model, dense and calibration are paths inside the archive")
-
-
-def section(kind: Any, mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of `mapping` for the fields of a dataclass, each of its field's type.
-
-    Raises:
-        ConfigError: an unknown key (the nearest known one is named) or a wrong type.
-    """
-    known = {f.name: f for f in fields(kind)}
-    values: dict[str, Any] = {}
-    for key, value in mapping.items():
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)
-            raise ConfigError(f"handler: unknown key {key!r}; did you mean {near[0]!r}?")
-        values[key] = _checked(key, value, known[key].type)
-    return values
 
 
 def _checked(key: str, value: Any, annotation: Any) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from handlers import options
 from handlers.decoding import Call
 from handlers.errors import RequestError, UnknownRoute, nearest, shown
 from handlers.generation import parameters
@@ -313,15 +314,7 @@ def _prompts(value: Any, name: str, vocabulary: int, *, several: bool) -> tuple[
 def _text(text: str, param: str) -> str:
     if not text:
         raise RequestError(f"{param} is empty.", code="empty_prompt", param=param)
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RequestError(
-            f"{param} has a lone surrogate at character {error.start}; it is no valid text.",
-            code="invalid_text",
-            param=param,
-        ) from None
-    return text
+    return options.text(text, param)
 
 
 def _ids(value: list[Any], param: str, vocabulary: int) -> tuple[int, ...]:

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from handlers.config import DTYPES, ConfigError, section
+from handlers.config import DTYPES, ConfigError, Section
 
 ENGINES = ("transformers", "vllm")
 
 
 @dataclass(frozen=True)
-class GenerationConfig:
+class GenerationConfig(Section):
     """What a generation archive says of its model. Every field is a key of `handler:`.
 
     Args:
@@ -47,31 +47,14 @@ class GenerationConfig:
     trust_remote_code: bool = False
     profile: bool = False
 
-    @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any]) -> "GenerationConfig":
-        """Check `mapping` and make a config of it.
-
-        Raises:
-            ConfigError: an unknown key (the nearest known one is named), a wrong type or a value out of range.
-        """
-        values = section(cls, mapping)
-        if "task" not in values:
-            raise ConfigError("handler: the key 'task' is missing")
-        config = cls(**values)
-        config._check()
-        return config
-
     def _check(self) -> None:
         if self.task != "generation":
             raise ConfigError(f"handler: task is {self.task!r}; this handler is for 'generation'")
         for key, allowed in (("dtype", DTYPES), ("engine", ENGINES)):
-            if getattr(self, key) not in allowed:
-                raise ConfigError(f"handler: {key} is {getattr(self, key)!r}; allowed are {', '.join(allowed)}")
-        numbers = ("max_model_len", "max_batch_tokens", "page_size", "num_blocks", "threads", "max_response_bytes")
-        for key in numbers:
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ConfigError(f"handler: {key} is {value}; it must be at least 1")
+            self._one_of(key, allowed)
+        self._at_least_one(
+            "max_model_len", "max_batch_tokens", "page_size", "num_blocks", "threads", "max_response_bytes"
+        )
         if self.cache_gib is not None and not 0 < self.cache_gib < float("inf"):
             raise ConfigError(f"handler: cache_gib is {self.cache_gib}; it must be a number above 0")
         if self.num_blocks is not None and self.cache_gib is not None:
