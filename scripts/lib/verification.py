@@ -79,8 +79,8 @@ def answer_all(directory: Path, temporary: Path, bodies: Sequence[Mapping[str, A
 
 def _reports(arguments: list[str], temporary: Path, count: int, seconds: float | None) -> list[dict[str, Any]]:
     """The last `count` JSON objects that the process prints, one a line."""
-    # -I: neither PYTHONPATH nor the current directory nor the user's site; -B: no caches
-    command = [sys.executable, "-I", "-B", str(_SERVICE), *arguments]
+    # -I: neither PYTHONPATH nor the current directory nor the user's site
+    command = [sys.executable, "-I", str(_SERVICE), *arguments]
     environment = clean_environment(temporary) | {"HF_HUB_OFFLINE": "1"}
     try:
         done = subprocess.run(
