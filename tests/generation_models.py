@@ -1,7 +1,12 @@
-"""Tiny decoder-only models with random weights, written to disk as a hub would deliver them."""
+"""Tiny decoder-only models with random weights, written to disk as a hub would deliver them; and transformers alone."""
 
+import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessor
 
 from tests.models import CHARACTERS, WORDS, write_json
 
@@ -59,7 +64,6 @@ def tiny_llama(
         seed: another seed, other weights.
         changes: of the configuration.
     """
-    import torch
     import transformers
 
     vocabulary = write_tokenizer(directory, template=template)
@@ -77,3 +81,62 @@ def tiny_llama(
     model = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
     getattr(transformers, model)(config).eval().save_pretrained(directory)
     return directory
+
+
+class Oracle:
+    """transformers' `generate`, greedy, one request alone.
+
+    Args:
+        directory: the model's files.
+        dtype: to load it in.
+    """
+
+    def __init__(self, directory: Path, dtype: torch.dtype = torch.float32) -> None:
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(directory)
+        self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
+
+    def ids(self, prompt: str | list[int], max_tokens: int, **options: Any) -> list[int]:
+        """The tokens that follow a prompt, the end of text included."""
+        ids = self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
+        given = torch.tensor([ids])
+        out = self.model.generate(
+            given, attention_mask=torch.ones_like(given), max_new_tokens=max_tokens, do_sample=False, **options
+        )
+        return out[0, len(ids) :].tolist()
+
+    def text(self, prompt: str | list[int], max_tokens: int, **options: Any) -> str:
+        """The text that follows a prompt."""
+        return self.tokenizer.decode(self.ids(prompt, max_tokens, **options), skip_special_tokens=True)
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """A chat's prompt."""
+        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+
+
+class OpenAIPenalties(LogitsProcessor):
+    """OpenAI's formula of the presence and frequency penalties, for `generate`.
+
+    Args:
+        prompt_tokens: what came before the answer, which the penalties do not count.
+        presence, frequency: the penalties.
+    """
+
+    def __init__(self, prompt_tokens: int, presence: float, frequency: float) -> None:
+        self._begin, self._presence, self._frequency = prompt_tokens, presence, frequency
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """The scores of the next token, each token's count taken off."""
+        counts = torch.zeros_like(scores).scatter_add_(
+            1, input_ids[:, self._begin :], torch.ones_like(input_ids[:, self._begin :], dtype=scores.dtype)
+        )
+        return scores - self._presence * (counts > 0) - self._frequency * counts
+
+
+def prompts(count: int, seed: int) -> list[tuple[str, int]]:
+    """Prompts with the tokens to generate, of mixed lengths."""
+    chosen = random.Random(seed)
+    words = ["the", "cat", "dog", "house", "plays", "guitar", "über", "漢字", "x", "12", "🦙", "--", "red"]
+    return [
+        (" ".join(chosen.choices(words, k=chosen.choice([1, 2, 5, 12, 22]))), chosen.choice([1, 3, 12, 30, 48]))
+        for _ in range(count)
+    ]

@@ -9,6 +9,9 @@ from typing import Any
 from scripts.lib import service
 from scripts.lib.service import Answer, Body
 
+CHAT, COMPLETIONS = "v1/chat/completions", "v1/completions"
+GREEDY = {"temperature": 0}
+
 
 class Frontend:
     """Open requests of one worker. One call at a time; new requests join between two.
@@ -89,3 +92,14 @@ def events(answer: Answer) -> list[Any]:
     parts = answer.body.decode().split("\n\n")
     assert all(part.startswith("data: ") for part in parts[:-1])
     return [json.loads(part.removeprefix("data: ")) for part in parts[:-2]]
+
+
+def text_of(answer: Answer) -> str:
+    """The text of an OpenAI answer with one choice, whole or streamed."""
+    assert answer.status == 200, answer.body
+    if answer.content_type != "application/json":
+        choices = [event["choices"][0] for event in events(answer)]
+        return "".join(choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices)
+    choice = answer.json()["choices"][0]
+    text: str = choice["message"]["content"] if "message" in choice else choice["text"]
+    return text

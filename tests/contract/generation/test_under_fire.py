@@ -1,0 +1,138 @@
+"""GenerationHandler when clients leave, engines fail and requests crowd. Oracle: transformers' generate, alone."""
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.contract.frontend import COMPLETIONS, GREEDY, Frontend, events, text_of
+from tests.contract.generation.conftest import Start
+from tests.generation_models import Oracle, prompts
+
+
+def test_a_client_that_leaves_frees_its_blocks(frontend: Frontend) -> None:
+    left = [frontend.send({"prompt": "a b c", "ignore_eos": True, "n": 2}, COMPLETIONS) for _ in range(3)]
+    stays = frontend.send({"prompt": "the", "max_tokens": 60, "ignore_eos": True}, COMPLETIONS)
+    for _ in range(3):
+        frontend.call()
+    assert frontend.handler.engine.stats().running > 1
+    for id in left:
+        frontend.leave(id)
+    frontend.run()
+    assert frontend.answers[stays].status == 200
+    assert frontend.at_rest()
+
+
+def test_what_no_call_renews_is_dropped_and_told_so(frontend: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose = frontend.handler.engine._choose
+
+    def slowly(logits: torch.Tensor, ids: list[str]) -> list[int]:
+        time.sleep(0.02)
+        return choose(logits, ids)
+
+    monkeypatch.setattr(frontend.handler.engine._manager, "_choose", slowly)
+    id = frontend.send({"prompt": "a", "ignore_eos": True}, COMPLETIONS)
+    while not frontend.handler.engine.stats().running:
+        frontend.call()
+    assert frontend.at_rest(seconds=2)
+    frontend.run()
+    assert frontend.answers[id].status == 503
+    assert frontend.answers[id].json()["error"]["code"] == "dropped"
+
+
+def test_a_failed_engine_is_told_and_replaced(start: Start, directory: Path, oracle: Oracle) -> None:
+    frontend = start(directory)
+    body = {"prompt": "the cat", "max_tokens": 480, "ignore_eos": True, **GREEDY}
+    engine = frontend.handler.engine
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("secret text")
+
+    open_ones = [frontend.send(body, COMPLETIONS) for _ in range(2)]
+    streamed = frontend.send({**body, "stream": True}, COMPLETIONS)
+    while len(frontend.pieces[streamed]) < 2:
+        frontend.call()
+    engine._manager._choose = broken
+    frontend.run()
+    for id in open_ones:
+        assert frontend.answers[id].status == 503
+        assert frontend.answers[id].json()["error"]["code"] == "engine_failure"
+        assert frontend.answers[id].headers["Retry-After"] == "1"
+    assert events(frontend.answers[streamed])[-1]["error"]["code"] == "engine_failure"
+    again = {"prompt": "the cat", "max_tokens": 8, **GREEDY}
+    assert text_of(frontend.ask(again, route=COMPLETIONS)[0]) == oracle.text("the cat", 8)
+    assert engine.stats().rebuilds == 1
+    assert frontend.at_rest()
+
+
+def test_logits_that_are_not_finite_fail_their_request_alone(
+    start: Start, directory: Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frontend = start(directory)
+    engine = frontend.handler.engine
+    choose = engine._choose
+
+    def poisoned(logits: torch.Tensor, ids: list[str]) -> list[int]:
+        for row, id in enumerate(ids):
+            if len(engine._chains[id].sequence.prompt) == 7:
+                logits[row] = float("nan")
+        return choose(logits, ids)
+
+    monkeypatch.setattr(engine._manager, "_choose", poisoned)
+    bad = frontend.send({"prompt": [5] * 7}, COMPLETIONS)
+    good = frontend.send({"prompt": "the cat", "max_tokens": 12, **GREEDY}, COMPLETIONS)
+    frontend.run()
+    assert frontend.answers[bad].status == 500
+    assert text_of(frontend.answers[good]) == oracle.text("the cat", 12)
+    assert frontend.at_rest()
+
+
+def test_a_lower_priority_number_goes_first(start: Start, directory: Path) -> None:
+    frontend = start(directory, num_blocks=4, max_model_len=64)  # one at a time
+    running = frontend.send({"prompt": [5] * 4, "max_tokens": 58, "ignore_eos": True}, COMPLETIONS)
+    while not frontend.handler.engine.stats().running:
+        frontend.call()
+    body = {"prompt": [6] * 50, "max_tokens": 10, "ignore_eos": True}
+    late, soon = (frontend.send({**body, "priority": priority}, COMPLETIONS) for priority in (5, -5))
+    done: list[str] = []
+    while len(done) < 3:
+        frontend.call()
+        done += [id for id in frontend.answers if id not in done]
+    assert done.index(soon) < done.index(late)
+    assert running in done
+
+
+def test_two_hundred_mixed_requests_a_third_of_which_leave(start: Start, directory: Path, oracle: Oracle) -> None:
+    frontend = start(directory, num_blocks=24, max_model_len=128)
+    chosen = random.Random(0)
+    expected: dict[str, tuple[str, int]] = {}
+    bad, leaving = [], []
+    for prompt, count in prompts(200, seed=3):
+        kind = chosen.random()
+        body = {"prompt": prompt, "max_tokens": count, **GREEDY}
+        if kind < 0.34:
+            leaving.append(frontend.send({**body, "stream": True, "max_tokens": 60, "ignore_eos": True}, COMPLETIONS))
+        elif kind < 0.44:
+            bad.append(frontend.send({**body, "temperature": -1}, COMPLETIONS))
+        else:
+            expected[frontend.send({**body, "stream": kind < 0.7}, COMPLETIONS)] = prompt, count
+        if chosen.random() < 0.3:
+            frontend.call()
+        if leaving and chosen.random() < 0.3:
+            frontend.leave(leaving.pop(chosen.randrange(len(leaving))))
+    for id in leaving:
+        frontend.leave(id)
+    started = time.monotonic()
+    frontend.run(120)
+    assert all(frontend.answers[id].status == 400 for id in bad)
+    texts: dict[tuple[str, int], str] = {}
+    for id, asked in expected.items():
+        if asked not in texts:
+            texts[asked] = oracle.text(*asked)
+        assert text_of(frontend.answers[id]) == texts[asked], asked
+    assert frontend.at_rest(), (frontend.handler.engine.stats(), time.monotonic() - started)
+    assert not frontend.handler._exchanges
+    assert not frontend.handler.engine._chains
