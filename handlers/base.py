@@ -25,7 +25,7 @@ from handlers.batching import Limits
 from handlers.codecs.codec import Codec
 from handlers.config import HandlerConfig
 from handlers.errors import HandlerFault, ModelFailure, Overloaded, RequestError, TooLarge, place, reason
-from handlers.metrics import ERRORS, Metrics
+from handlers.metrics import BATCH_SIZE_LIMIT, HANDLER_TIME, Metrics
 from handlers.model import Model, Reads
 from handlers.request import Item, Nouns, Request, Task, Usage, inside
 from handlers.serialise import dumps
@@ -81,7 +81,8 @@ class TransformerHandler(BaseHandler):
         properties = context.system_properties
         self.directory = Path(properties["model_dir"]) / self.settings.model
         self.model_name = context.model_name
-        self.metrics = Metrics(context.metrics, MetricTypes.COUNTER, context.model_name)
+        self.metrics = Metrics(context.metrics, MetricTypes, context.model_name)
+        self.metrics.gauge(BATCH_SIZE_LIMIT, int(properties.get("batch_size") or 1))
         self.threads = Threads(self.settings.threads)
         self.model = Model(
             self.directory, self.settings, properties.get("gpu_id"), architecture=self.architecture, reads=self.reads
@@ -147,7 +148,9 @@ class TransformerHandler(BaseHandler):
         """Slots → bodies, with each request's own status and headers."""
         begun = time.monotonic()
         bodies = [self._answer(index, slot) for index, slot in enumerate(data.slots)]
-        self.metrics.count("batchserve_render_seconds_total", time.monotonic() - begun)
+        now = time.monotonic()
+        self.metrics.count("batchserve_render_seconds_total", now - begun)
+        self.metrics.observe(HANDLER_TIME, now - data.started, len(data.slots))
         self.metrics.emit()
         return bodies
 
@@ -326,8 +329,9 @@ class TransformerHandler(BaseHandler):
                 slot.error = self._failure("render", error)
         assert slot.error is not None
         failure = slot.error
-        self.metrics.count(ERRORS, 1, failure.code)
         status = slot.codec.status(failure)
+        self.metrics.error(failure.code, status)
+        logger.info("request %s is refused: %d %s", self.context.get_request_id(index), status, failure.code)
         self.context.set_response_status(status, protocol.phrase(status), index)
         if isinstance(failure, Overloaded):
             self.context.set_response_header(index, "Retry-After", "1")

@@ -1,20 +1,26 @@
 """The one list of metric names, and how they are emitted.
 
-All are counters with the dimension `model_name`; config/metrics.yaml must list the same names and dimensions, or
-TorchServe's frontend leaves them out. Histogram buckets are counters with the dimension `le`, because TorchServe's own
-histogram type has fixed buckets meant for seconds.
+config/metrics.yaml must list the same names and dimensions, or TorchServe's frontend leaves them out. A histogram is
+counters (`_bucket` with the dimension `le`, `_sum`, `_count`), because TorchServe's own histograms have fixed buckets.
 """
 
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-INTERVAL = 0.2  # seconds between two hand-overs
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
+INTERVAL = 0.5  # seconds between two hand-overs
 
-UNITS: Mapping[str, str] = {
+STARTS = "batchserve_worker_starts_total"
+ERRORS = "batchserve_errors_total"
+BATCH_SIZE = "batchserve_batch_size"
+HANDLER_TIME = "batchserve_handler_seconds"
+BATCH_SIZE_LIMIT = "batchserve_batch_size_limit"
+
+# Counters and gauges with the dimension `model_name` alone → their units
+COUNTERS: Mapping[str, str] = {
+    STARTS: "Count",
     "batchserve_requests_total": "Count",
     "batchserve_items_total": "Count",
     "batchserve_tokens_total": "Count",
@@ -28,13 +34,23 @@ UNITS: Mapping[str, str] = {
     "batchserve_forward_seconds_total": "Seconds",
     "batchserve_render_seconds_total": "Seconds",
 }
-BATCH_SIZE = "batchserve_batch_size_bucket"
-ERRORS = "batchserve_errors_total"
-DIMENSIONS: Mapping[str, list[str]] = {
-    **{name: ["model_name"] for name in UNITS},
-    BATCH_SIZE: ["model_name", "le"],
-    ERRORS: ["model_name", "code"],
+GAUGES: Mapping[str, str] = {BATCH_SIZE_LIMIT: "Count"}
+# Histograms → the upper bounds of their buckets
+HISTOGRAMS: Mapping[str, Sequence[float]] = {
+    BATCH_SIZE: (1, 2, 4, 8, 16, 32, 64, 128),
+    HANDLER_TIME: (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30),
 }
+
+
+def counters(plain: Mapping[str, str], histograms: Mapping[str, Sequence[float]]) -> dict[str, tuple[str, list[str]]]:
+    """Every counter → its unit and dimensions: the plain ones, those that make up the histograms, and ERRORS."""
+    found = {name: (unit, ["model_name"]) for name, unit in plain.items()}
+    for name in histograms:
+        found[f"{name}_sum"] = ("Seconds" if name.endswith("_seconds") else "Count", ["model_name"])
+        found[f"{name}_count"] = ("Count", ["model_name"])
+        found[f"{name}_bucket"] = ("Count", ["model_name", "le"])
+    found[ERRORS] = ("Count", ["model_name", "code", "status"])
+    return found
 
 
 class Metrics:
@@ -45,46 +61,68 @@ class Metrics:
 
     Args:
         cache: the context's metrics; None (outside TorchServe) counts but emits nothing.
-        counter_type: TorchServe's type for counters.
+        types: TorchServe's metric types.
         model_name: the name the model is served under.
-        units: counters with the dimension `model_name` → their units.
-        dimensions: all counters → their dimensions.
+        plain, gauges: names with the dimension `model_name` alone → their units.
+        histograms: names → the upper bounds of their buckets.
     """
 
     def __init__(
         self,
         cache: Any,
-        counter_type: Any,
+        types: Any,
         model_name: str,
         *,
-        units: Mapping[str, str] = UNITS,
-        dimensions: Mapping[str, list[str]] = DIMENSIONS,
+        plain: Mapping[str, str] = COUNTERS,
+        gauges: Mapping[str, str] = GAUGES,
+        histograms: Mapping[str, Sequence[float]] = HISTOGRAMS,
     ) -> None:
         self._model = model_name
-        self._batch: Counter[tuple[str, str]] = Counter()
-        self._sums: Counter[tuple[str, str]] = Counter()
+        self._histograms = histograms
+        self._batch: Counter[tuple[str, ...]] = Counter()
+        self._sums: Counter[tuple[str, ...]] = Counter()
         self._known: dict[str, Any] = {}
+        self._gauges: dict[str, Any] = {}
+        self._shown: dict[str, float] = {}
         self._lock = threading.Lock()
         self._due = threading.Event()
         if cache is None:
             return
-        for name, names in dimensions.items():
-            unit = units.get(name, "Count")
-            self._known[name] = cache.add_metric_to_cache(name, unit, names, counter_type)
+        for name, (unit, dimensions) in counters(plain, histograms).items():
+            self._known[name] = cache.add_metric_to_cache(name, unit, dimensions, types.COUNTER)
+        for name, unit in gauges.items():
+            self._gauges[name] = cache.add_metric_to_cache(name, unit, ["model_name"], types.GAUGE)
+        self._begin()
         threading.Thread(target=self._flush_for_ever, name="metrics", daemon=True).start()
 
-    def count(self, name: str, value: float = 1, label: str = "") -> None:
-        """Add to a counter of this batch; `label` is its second dimension's value."""
-        self._batch[name, label] += value  # type: ignore[assignment]
+    def count(self, name: str, value: float = 1, *labels: str) -> None:
+        """Add to a counter of this batch; `labels` are the values of its dimensions after the first."""
+        self._batch[name, *labels] += value  # type: ignore[assignment]
+
+    def observe(self, name: str, value: float, times: int = 1) -> None:
+        """Add a value to a histogram, `times` times."""
+        self.count(f"{name}_sum", value * times)
+        self.count(f"{name}_count", times)
+        for bound in self._histograms[name]:
+            if value <= bound:
+                self.count(f"{name}_bucket", times, f"{bound:g}")
+        self.count(f"{name}_bucket", times, "+Inf")
 
     def batch(self, size: int) -> None:
         """Count a batch of `size` requests."""
         self.count("batchserve_batches_total")
         self.count("batchserve_requests_total", size)
-        for bound in BUCKETS:
-            if size <= bound:
-                self.count(BATCH_SIZE, 1, str(bound))
-        self.count(BATCH_SIZE, 1, "+Inf")
+        self.observe(BATCH_SIZE, size)
+
+    def error(self, code: str, status: int) -> None:
+        """Count a request that is answered with an error."""
+        self.count(ERRORS, 1, code, str(status))
+
+    def gauge(self, name: str, value: float) -> None:
+        """Show a gauge's value, if it is another than last time."""
+        if name in self._gauges and self._shown.get(name) != value:
+            self._shown[name] = value
+            self._gauges[name].add_or_update(value, [self._model])
 
     def emit(self) -> None:
         """End the batch: what was counted will be handed over within about INTERVAL seconds."""
@@ -97,10 +135,21 @@ class Metrics:
         """Hand over now what ended batches have counted."""
         with self._lock:
             sums, self._sums = self._sums, Counter()
-        for (name, label), value in sums.items():
+        for (name, *labels), value in sums.items():
             if value and name in self._known:
-                value = round(value, 6)  # seconds
-                self._known[name].add_or_update(value, [self._model, *([label] if label else [])])
+                self._known[name].add_or_update(round(value, 6), [self._model, *labels])
+
+    def _begin(self) -> None:
+        """Count this start, and show every counter as 0: a rate cannot see how a series grew that was not there."""
+        for name, metric in self._known.items():
+            if name == ERRORS:
+                continue
+            if name.endswith("_bucket"):
+                bounds = self._histograms[name.removesuffix("_bucket")]
+                for bound in [*(f"{bound:g}" for bound in bounds), "+Inf"]:
+                    metric.add_or_update(0, [self._model, bound])
+            else:
+                metric.add_or_update(int(name == STARTS), [self._model])
 
     def _flush_for_ever(self) -> None:
         while True:

@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +32,7 @@ from handlers.generation.engine import EngineDead, EngineFailure
 from handlers.generation.exchange import Exchange
 from handlers.generation.metrics import GenerationMetrics
 from handlers.generation.responses import error_answer
+from handlers.metrics import BATCH_SIZE_LIMIT
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,13 @@ class Reply:
     """An answer that needs no engine: JSON."""
 
     body: bytes
+
+
+@dataclass(frozen=True)
+class Later:
+    """The rest of an admission, which takes long: it must not hold up those behind it."""
+
+    admit: Callable[[], Exchange]
 
 
 @dataclass
@@ -92,11 +100,13 @@ class MailboxHandler(BaseHandler):
         self.model_name: str = context.model_name
         self.slots = int(context.system_properties.get("batch_size") or 1)
         self.metrics = GenerationMetrics(context.metrics, MetricTypes, context.model_name)
+        self.metrics.gauge(BATCH_SIZE_LIMIT, self.slots)
         self._open: dict[str, _Open] = {}
         self._lock = threading.Lock()
         self._renewed = time.monotonic()
         # One thread: requests are admitted in the order in which they come. Tokenising a long one holds up no stream.
         self._admissions = ThreadPoolExecutor(1, "admission")
+        self._late = ThreadPoolExecutor(1, "late-admission")
         self.setup(context)
         threading.Thread(target=self._watch_for_ever, name="watch", daemon=True).start()
         self.initialized = True
@@ -119,8 +129,9 @@ class MailboxHandler(BaseHandler):
         """Load the model and start the engine."""
 
     @abstractmethod
-    def admit(self, id: str, row: Mapping[str, Any], headers: decoding.Headers) -> Exchange | Reply:
-        """Check a request and hand it to the engine; called in the thread of the admissions.
+    def admit(self, id: str, row: Mapping[str, Any], headers: decoding.Headers) -> Exchange | Reply | Later:
+        """Check a request and hand it to the engine; called in the thread of the admissions. What it leaves for later
+        is called in another one.
 
         Raises:
             RequestError: it is refused.
@@ -170,9 +181,21 @@ class MailboxHandler(BaseHandler):
     def _take(self, index: int, id: str, row: Mapping[str, Any]) -> "Future[Exchange | Reply]":
         headers = decoding.Headers(self.context.get_all_request_header(index) or {})
         route = decoding.route_of(headers)
-        future = self._admissions.submit(self.admit, id, row, headers)
+        future: Future[Exchange | Reply] = Future()
+        self._admissions.submit(self._admit, future, lambda: self.admit(id, row, headers))
         self._open[id] = _Open(future, openai=route.startswith("v1/"))
         return future
+
+    def _admit(self, future: "Future[Exchange | Reply]", admit: Callable[[], Exchange | Reply | Later]) -> None:
+        try:
+            found = admit()
+        except Exception as error:  # noqa: BLE001 - it is the answer, see _refuse
+            future.set_exception(error)
+            return
+        if isinstance(found, Later):
+            self._late.submit(self._admit, future, found.admit)
+        else:
+            future.set_result(found)
 
     def _forget(self, id: str, *, cancelled: bool) -> None:
         entry = self._open.pop(id)
@@ -219,7 +242,7 @@ class MailboxHandler(BaseHandler):
             return exchange.body()
         except RequestError as error:
             if entry.head:
-                self.metrics.error(error.code)
+                self.metrics.error(error.code, error.status)
                 return exchange.writer.failure(error)
             return self._refuse(index, entry, error, context)
 
@@ -231,7 +254,9 @@ class MailboxHandler(BaseHandler):
             trace = "".join(traceback.format_tb(error.__traceback__))
             logger.error("Admission failed on one request: %s\n%s", type(error).__name__, trace)
             error = ModelFailure("The handler failed on this request.", code="handler_failure")
-        self.metrics.error(error.code)
+        self.metrics.error(error.code, error.status)
+        id = context.request_ids[index]
+        logger.info("request %s is refused: %d %s", id, error.status, error.code)
         context.set_response_status(error.status, protocol.phrase(error.status), index)
         if isinstance(error, Overloaded | EngineFailure):
             context.set_response_header(index, "Retry-After", "1")

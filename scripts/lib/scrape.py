@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,14 +10,17 @@ from dataclasses import dataclass, field
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from handlers.metrics import INTERVAL
+
 BUCKET = "batchserve_batch_size_bucket"
 ERRORS = "batchserve_errors_total"
 
+_DECLARED = re.compile(r"^# TYPE (\S+) counter$", re.MULTILINE)
+
 Labels = tuple[tuple[str, str], ...]
 
-
-# Counters that have not changed for so long have all come: longer than handlers.metrics.INTERVAL.
-REST_S = 0.4
+# Counters that have not changed for so long have all come: the hand-over, and its way through the frontend.
+REST_S = INTERVAL + 0.3
 
 
 @dataclass(frozen=True)
@@ -33,10 +37,12 @@ class Snapshot:
             ValueError: not the Prometheus text format.
         """
         values = {}
+        declared = set(_DECLARED.findall(exposition))
         for family in text_string_to_metric_families(exposition):
             for sample in family.samples:
-                # The parser gives every counter's name the ending _total; our buckets are counters by type only.
-                name = sample.name.removesuffix("_total") if sample.name.endswith("_bucket_total") else sample.name
+                # The parser gives every counter's name the ending _total, which not all of the server's have.
+                short = sample.name.removesuffix("_total")
+                name = short if short in declared else sample.name
                 values[(name, tuple(sorted(sample.labels.items())))] = float(sample.value)
         return cls(values)
 

@@ -1,11 +1,26 @@
+import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import yaml
 
 from handlers.generation import metrics as generation
-from handlers.metrics import BATCH_SIZE, BUCKETS, ERRORS, UNITS, Metrics
+from handlers.metrics import (
+    BATCH_SIZE,
+    COUNTERS,
+    ERRORS,
+    GAUGES,
+    HANDLER_TIME,
+    HISTOGRAMS,
+    STARTS,
+    Metrics,
+    counters,
+)
+
+CONFIG = Path(__file__).parents[2] / "config" / "metrics.yaml"
+TYPES = SimpleNamespace(COUNTER="counter", GAUGE="gauge")
 
 
 class Cache:
@@ -27,18 +42,19 @@ class Cache:
 
 def test_sums_are_emitted_once() -> None:
     cache = Cache()
-    metrics = Metrics(cache, None, "minilm")
+    metrics = Metrics(cache, TYPES, "minilm")
+    cache.emitted.clear()
     metrics.batch(3)
     metrics.count("batchserve_tokens_total", 5)
     metrics.count("batchserve_tokens_total", 6)
     metrics.count("batchserve_oom_splits_total", 0)
-    metrics.count(ERRORS, 1, "too_long")
+    metrics.error("too_long", 400)
     metrics.emit()
     metrics.flush()
     assert ("batchserve_tokens_total", 11, ["minilm"]) in cache.emitted
-    assert (ERRORS, 1, ["minilm", "too_long"]) in cache.emitted
+    assert (ERRORS, 1, ["minilm", "too_long", "400"]) in cache.emitted
     assert not any(name == "batchserve_oom_splits_total" for name, *_ in cache.emitted)
-    assert [values[1] for name, _, values in cache.emitted if name == BATCH_SIZE] == [
+    assert [values[1] for name, _, values in cache.emitted if name == f"{BATCH_SIZE}_bucket"] == [
         "4",
         "8",
         "16",
@@ -55,7 +71,7 @@ def test_sums_are_emitted_once() -> None:
 
 def test_they_are_handed_over_by_themselves() -> None:
     cache = Cache()
-    metrics = Metrics(cache, None, "minilm")
+    metrics = Metrics(cache, TYPES, "minilm")
     for _ in range(3):
         metrics.batch(2)
         metrics.emit()
@@ -63,7 +79,8 @@ def test_they_are_handed_over_by_themselves() -> None:
     while sum(value for name, value, _ in cache.emitted if name == "batchserve_requests_total") < 6:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert len([name for name, *_ in cache.emitted if name == "batchserve_requests_total"]) <= 2, "sums, not batches"
+    handed = [value for name, value, _ in cache.emitted if name == "batchserve_requests_total" and value]
+    assert len(handed) <= 2, "sums, not batches"
 
 
 def test_outside_torchserve_nothing_breaks() -> None:
@@ -73,18 +90,73 @@ def test_outside_torchserve_nothing_breaks() -> None:
     metrics.flush()
 
 
+def test_every_counter_begins_at_0_and_a_start_is_counted() -> None:
+    cache = Cache()
+    Metrics(cache, TYPES, "minilm")
+    begun = {(name, *values): value for name, value, values in cache.emitted}
+    assert begun.pop((STARTS, "minilm")) == 1
+    assert set(begun.values()) == {0}
+    assert {name for name, *_ in begun} == set(counters(COUNTERS, HISTOGRAMS)) - {ERRORS, STARTS}
+    assert (f"{BATCH_SIZE}_bucket", "minilm", "128") in begun
+    assert (f"{HANDLER_TIME}_bucket", "minilm", "0.005") in begun
+    assert (f"{HANDLER_TIME}_bucket", "minilm", "+Inf") in begun
+
+
+def test_a_gauge_is_shown_when_it_changes() -> None:
+    cache = Cache()
+    metrics = Metrics(cache, TYPES, "minilm")
+    cache.emitted.clear()
+    (name,) = GAUGES
+    for value in (8, 8, 16):
+        metrics.gauge(name, value)
+    assert cache.emitted == [(name, 8, ["minilm"]), (name, 16, ["minilm"])]
+
+
+def test_a_histogram_counts_a_value_as_often_as_said() -> None:
+    cache = Cache()
+    metrics = Metrics(cache, TYPES, "minilm")
+    cache.emitted.clear()
+    metrics.observe(HANDLER_TIME, 0.75, 3)
+    metrics.observe(HANDLER_TIME, 100)
+    metrics.emit()
+    metrics.flush()
+    found = {(name, *values[1:]): value for name, value, values in cache.emitted}
+    assert found[f"{HANDLER_TIME}_sum",] == 102.25
+    assert found[f"{HANDLER_TIME}_count",] == 4
+    assert found[f"{HANDLER_TIME}_bucket", "1"] == found[f"{HANDLER_TIME}_bucket", "30"] == 3
+    assert found[f"{HANDLER_TIME}_bucket", "+Inf"] == 4
+    assert (f"{HANDLER_TIME}_bucket", "0.5") not in found
+
+
 def test_metrics_yaml_lists_the_same_names_and_dimensions() -> None:
-    listed = yaml.safe_load((Path(__file__).parents[2] / "config" / "metrics.yaml").read_text(encoding="utf-8"))
+    listed = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["model_metrics"]
     ours = {
-        counter["name"]: (counter["unit"], counter["dimensions"])
-        for counter in listed["model_metrics"]["counter"]
-        if counter["name"].startswith("batchserve_")
+        kind: {m["name"]: (m["unit"], m["dimensions"]) for m in listed[kind] if m["name"].startswith("batchserve_")}
+        for kind in ("counter", "gauge")
     }
-    expected = {name: (unit, ["model_name"]) for name, unit in {**UNITS, **generation.UNITS}.items()}
-    expected |= {f"{name}_bucket": ("Count", ["model_name", "le"]) for name in generation.BUCKETS}
-    expected[BATCH_SIZE] = ("Count", ["model_name", "le"])
-    expected[ERRORS] = ("Count", ["model_name", "code"])
-    assert ours == expected
-    gauges = {gauge["name"]: gauge["dimensions"] for gauge in listed["model_metrics"]["gauge"]}
-    assert all(gauges[name] == ["model_name"] for name in generation.GAUGES)
-    assert max(BUCKETS) >= 128
+    assert ours["counter"] == {
+        **counters(COUNTERS, HISTOGRAMS),
+        **counters(generation.COUNTERS, generation.HISTOGRAMS),
+    }
+    assert ours["gauge"] == {name: (unit, ["model_name"]) for name, unit in {**GAUGES, **generation.GAUGES}.items()}
+
+
+def test_every_metric_is_described() -> None:
+    text = CONFIG.read_text(encoding="utf-8")
+    lines, listed = text.splitlines(), yaml.safe_load(text)
+    named = [at for at, line in enumerate(lines) if line.startswith("    - name:")]
+    assert len(named) == sum(len(s) for part in ("ts_metrics", "model_metrics") for s in listed[part].values())
+    for at in named:
+        assert re.fullmatch(r" {4}# .{15,}\.", lines[at - 1]), lines[at]
+
+
+def test_names_follow_prometheus_conventions() -> None:
+    """What `promtool check metrics` would say, but for histograms, which it takes for counters of odd names."""
+    listed = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["model_metrics"]
+    for metric in listed["counter"]:
+        name = metric["name"]
+        assert re.fullmatch(r"batchserve(_[a-z0-9]+)+", name), name
+        assert name.endswith(("_total", "_bucket", "_sum", "_count")), name
+        assert (metric["unit"] == "Seconds") == bool(re.search(r"_seconds_(total|sum)$", name)), name
+    for metric in listed["gauge"]:
+        assert not metric["name"].endswith(("_total", "_bucket", "_sum", "_count")), metric["name"]
