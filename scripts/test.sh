@@ -16,6 +16,8 @@ cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
 
 environment dev
+# The oracle of generation with real weights.
+smollm2
 
 failed=()
 check() {
