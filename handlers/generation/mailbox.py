@@ -199,6 +199,7 @@ class MailboxHandler(BaseHandler):
 
     def _forget(self, id: str, *, cancelled: bool) -> None:
         entry = self._open.pop(id)
+        logger.info("request %s %s", id, "was given up by its client" if cancelled else "is answered")
         if cancelled and not entry.dropped:
             self.metrics.count("batchserve_cancelled_total")
         # now, or as soon as the admission is through

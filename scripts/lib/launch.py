@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from scripts.lib import properties as props
+from scripts.lib.serving import LOG_ARGUMENT
 from scripts.lib.state import SCRATCH_PREFIX
 
 LOG_CONFIG = props.REPOSITORY / "config" / "log4j2.xml"
@@ -25,8 +26,8 @@ def command(java: Path, scratch: Path, path: Path, properties: Mapping[str, str]
 
     home = Path(ts.__file__).resolve().parents[1]
     vm_args = properties.get("vmargs", "").split()
-    if not any(argument.startswith("-Dlog4j.configurationFile=") for argument in vm_args):
-        vm_args.append(f"-Dlog4j.configurationFile={LOG_CONFIG.as_uri()}")
+    if not any(argument.startswith(LOG_ARGUMENT) for argument in vm_args):
+        vm_args.append(LOG_ARGUMENT + LOG_CONFIG.as_uri())
     return [
         str(java),
         f"-Dmodel_server_home={home}",

@@ -16,10 +16,11 @@ import javaproperties
 
 from handlers.cores import cores
 from scripts.lib.errors import UserError
-from scripts.lib.serving import Serving
+from scripts.lib.serving import LOG_ARGUMENT, Serving
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 METRICS_CONFIG = REPOSITORY / "config" / "metrics.yaml"
+JSON_LOG_CONFIG = REPOSITORY / "config" / "log4j2-json.xml"
 FEW_CORES = 4
 
 _NAMED = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "\f": "\\f"}
@@ -106,6 +107,8 @@ def from_serving(serving: Serving, metrics_config: Path = METRICS_CONFIG) -> dic
         properties["number_of_gpu"] = str(server.gpus)
     chosen = java_args(cores()) if server.java_args is None else server.java_args
     vm_args = ([f"-Xmx{server.java_heap}"] if server.java_heap else []) + list(chosen)
+    if server.log_format == "json":
+        vm_args.append(LOG_ARGUMENT + JSON_LOG_CONFIG.as_uri())
     if vm_args:
         properties["vmargs"] = " ".join(vm_args)
     for key, value in server.extra.items():

@@ -1,5 +1,6 @@
 """What TorchServe's log says while it starts: why a model, a worker or the server itself failed."""
 
+import json
 import os
 import re
 from collections import defaultdict
@@ -17,6 +18,21 @@ _CHATTER = re.compile(
     r"Python runtime:|Connection accepted:|model_name: \S+, batchSize:"
 )
 _BIND = re.compile(r"Failed to bind to address: (\S+)")
+
+
+def plain(line: str) -> list[str]:
+    """A line of a log of either `log_format` as the lines of text that it would have been."""
+    if not line.startswith("{"):
+        return [line]
+    try:
+        found = json.loads(line)
+        if "path" in found:  # of the access log
+            asked = f'/{found["client"]} "{found["method"]} {found["path"]} HTTP/1.1"'
+            return [f"{found['time']} - {asked} {found['status']} {found['milliseconds']}"]
+        head = f"{found['time']} [{found['level']:<5}] {found['thread']} {found['logger']} - {found['message']}"
+        return [*head.splitlines(), *found.get("exception", "").splitlines()]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return [line]
 
 
 @dataclass
@@ -57,7 +73,11 @@ class ServerLog:
             self.feed(line.decode("utf-8", "replace"))
 
     def feed(self, line: str) -> None:
-        """Take in one line."""
+        """Take in one line, of either format."""
+        for each in plain(line):
+            self._feed(each)
+
+    def _feed(self, line: str) -> None:
         match = _LINE.match(line)
         if not match:
             # The Java exception that follows a failure: its first line says why, the stack trace does not.

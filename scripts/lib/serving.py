@@ -27,6 +27,9 @@ DEFAULT_MESSAGE_SIZE = 6_553_500
 #: Ten years in minutes: TorchServe makes new keys at every start, so these live as long as the server does.
 DEFAULT_TOKEN_EXPIRATION_MIN = 5_256_000
 
+#: The JVM's argument that names the configuration of TorchServe's logs.
+LOG_ARGUMENT = "-Dlog4j.configurationFile="
+
 Port = Annotated[int, Field(ge=1024, le=65535)]
 Positive = Annotated[int, Field(ge=1)]
 #: Java parses these settings as 32-bit integers.
@@ -127,6 +130,8 @@ class Server(_Strict):
     java_heap: str | None = None
     #: The JVM's other arguments; None: `properties.java_args`' choice for this machine.
     java_args: Annotated[tuple[str, ...], Field(strict=False)] | None = None
+    #: Lines of text, or a JSON object a line.
+    log_format: Literal["text", "json"] = "text"
     #: Further properties of TorchServe, by its own names.
     extra: dict[str, str | int | bool] = Field(default_factory=dict)
 
@@ -161,6 +166,12 @@ class Server(_Strict):
                     " (TorchServe's launcher splits them at spaces and undoes no escapes)"
                 )
         return value
+
+    @model_validator(mode="after")
+    def _one_log_configuration(self) -> Self:
+        if self.log_format == "json" and any(argument.startswith(LOG_ARGUMENT) for argument in self.java_args or ()):
+            raise ValueError(f"log_format is json, and java_args names another configuration ({LOG_ARGUMENT}…)")
+        return self
 
     @field_validator("extra")
     @classmethod

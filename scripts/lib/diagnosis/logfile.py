@@ -7,7 +7,7 @@ from pathlib import Path
 
 from scripts.lib.diagnosis.deployment import LogFacts
 from scripts.lib.errors import UserError
-from scripts.lib.serverlog import ServerLog
+from scripts.lib.serverlog import ServerLog, plain
 
 _MOST_BYTES = 256 << 20
 _RETRY = re.compile(r" (W-\d+-\S+) \S+ - Retry worker: \d+ in \d+ seconds")
@@ -46,8 +46,7 @@ def facts(path: Path, lines: Iterable[str]) -> LogFacts:
     batches, requests = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     refused: dict[str, None] = {}
     restored, before = False, ""
-    for raw in lines:
-        line = raw.rstrip("\r\n")
+    for line in (each for raw in lines for each in plain(raw.rstrip("\r\n"))):
         if line == before:
             continue  # TorchServe's own configuration writes most lines twice
         before = line

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import javaproperties
 import pytest
@@ -192,3 +193,13 @@ def test_the_jvm_is_small_where_there_are_few_cores(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(properties, "cores", lambda count=count: count)
         assert properties.from_serving(declare()).get("vmargs") == expected
         assert properties.from_serving(declare({"java_args": []})).get("vmargs") is None
+
+
+def test_json_logs_are_a_configuration_that_the_launcher_can_split_off() -> None:
+    server = {"log_format": "json", "java_args": ["-Da=b"]}
+    first, second = properties.from_serving(declare(server))["vmargs"].split(" ")
+    assert first == "-Da=b"
+    name, _, uri = second.partition("=")
+    assert name == "-Dlog4j.configurationFile"
+    assert Path(unquote(urlsplit(uri).path)) == properties.JSON_LOG_CONFIG
+    assert properties.JSON_LOG_CONFIG.is_file()

@@ -1,8 +1,11 @@
 """What is made of TorchServe's log; the lines are of real runs, shortened."""
 
+import json
 from pathlib import Path
 
-from scripts.lib.serverlog import ServerLog, first_traceback, startup_failure
+import pytest
+
+from scripts.lib.serverlog import ServerLog, first_traceback, plain, startup_failure
 
 W = "2026-11-29T18:47:20,173 [INFO ] W-9000-raises_1.0-stdout MODEL_LOG - "
 SAID = [
@@ -119,3 +122,31 @@ def test_a_log_that_was_rolled_is_read_from_its_start(tmp_path: Path) -> None:
     path.write_text(died("W-9001-new_1.0") + "\n")
     found.read()
     assert found.dead == ["W-9001-new_1.0"]
+
+
+def as_json(line: str, exception: str = "") -> str:
+    """A line of text as log4j2-json.xml writes it."""
+    time, level, thread, logger, _, message = line.replace("[", "").replace("]", "").split(maxsplit=5)
+    found = {"time": time, "level": level, "thread": thread, "logger": logger, "message": message}
+    return json.dumps({**found, **({"exception": exception} if exception else {})})
+
+
+def test_a_json_log_tells_the_same() -> None:
+    failed = "2026-11-29T18:47:12,687 [WARN ] main org.pytorch.serve.ModelServer - Failed to load model: gone.mar"
+    thrown = (
+        "org.pytorch.serve.archive.model.ModelNotFoundException: Model not found at: gone.mar\n\tat a.b(C.java:1)\n"
+    )
+    found = log(as_json(failed, thrown), as_json(W + SAID[-1]), as_json(died()))
+    assert found.fatal == ["Failed to load model: gone.mar", "ModelNotFoundException: Model not found at: gone.mar"]
+    assert found.dead == ["W-9000-raises_1.0"]
+    assert found.worker_error(found.dead[0]) == SAID[-1]
+
+
+def test_a_line_of_the_access_log() -> None:
+    line = '{"time":"T","client":"1.2.3.4:5","method":"POST","path":"/predictions/a","status":503,"milliseconds":7}'
+    assert plain(line) == ['T - /1.2.3.4:5 "POST /predictions/a HTTP/1.1" 503 7']
+
+
+@pytest.mark.parametrize("line", ["{", "{}", "{'a': 1}", '{"level":1}', "a", ""])
+def test_what_is_no_json_of_ours_stays(line: str) -> None:
+    assert plain(line) == [line]

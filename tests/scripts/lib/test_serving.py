@@ -90,6 +90,11 @@ def test_a_fault_of_a_model_is_named(model: dict[str, Any], message: str) -> Non
         ({"host": "a b"}, "server.host: must be"),
         ({"java_heap": "2"}, "server.java_heap: must be a number and a unit"),
         ({"java_args": ["-Dx=a b"]}, "server.java_args: '-Dx=a b': each must"),
+        ({"log_format": "xml"}, "server.log_format: must be 'text' or 'json', not 'xml'"),
+        (
+            {"log_format": "json", "java_args": ["-Dlog4j.configurationFile=/x.xml"]},
+            "server: log_format is json, and java_args names another configuration",
+        ),
         ({"extra": {"batch_size": 4}}, "server.extra: batch_size: TorchServe ignores it here"),
         ({"extra": {"number_of_netty_thread": 4}}, "server.extra: number_of_netty_thread: not a property that"),
         ({"extra": {"inference_address": "http://0.0.0.0:1"}}, "server.extra: inference_address: not a property"),

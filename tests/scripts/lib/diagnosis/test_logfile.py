@@ -1,5 +1,6 @@
 """What a log tells."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,12 @@ def test_no_log(tmp_path: Path, directory: bool) -> None:
 def test_bytes_of_any_kind(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(bytes(range(256)) * 3)
     assert read_log(tmp_path / "log").restarts == {}
+
+
+def test_a_json_log_tells_the_same() -> None:
+    place = {"time": T, "level": "DEBUG", "thread": "W-9000-a_b_1.0", "logger": "org.pytorch.serve.wlm.WorkerThread"}
+    flushed = {**place, "message": "Flushing req.cmd PREDICT repeats 1 to backend at: 1"}
+    refused = {"time": T, "client": "1.2.3.4:5", "method": "POST", "path": "/predictions/a_b", "status": 503}
+    found = facts(Path("log"), [json.dumps(flushed), json.dumps({**refused, "milliseconds": 7})])
+    assert found.batches == {("a_b", "1.0"): (1, 0)}
+    assert found.unavailable == {"a_b": 1}
