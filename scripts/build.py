@@ -11,7 +11,6 @@ from rich.table import Table
 
 from scripts.lib import archive, integrity, store
 from scripts.lib.console import console, err_console, progress
-from scripts.lib.decoder import TASK
 from scripts.lib.errors import UserError
 from scripts.lib.interrupts import stop_on_signals
 from scripts.lib.names import check_model_name, check_version
@@ -29,7 +28,7 @@ def build(
     ],
     name: Annotated[str, typer.Option(help="The model's name in TorchServe; the archive is NAME.mar.")],
     task: Annotated[
-        str, typer.Option(help=f"auto finds it in the model's files; or one of {', '.join([*SERVED, TASK])}.")
+        str, typer.Option(help=f"auto finds it in the model's files; or one of {', '.join(SERVED)}.")
     ] = "auto",
     version: Annotated[
         str, typer.Option(help='The version in TorchServe and in URLs, an exact string: "1" is not "1.0".')

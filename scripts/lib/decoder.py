@@ -1,21 +1,16 @@
 """A decoder-only model's directory, understood: the task `generation`."""
 
-import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from handlers.generation.settings import GenerationConfig
+from scripts.lib import tasks
 from scripts.lib.checkpoint import Checkpoint
 from scripts.lib.errors import UserError
 from scripts.lib.pipeline import MODULES, Pipeline, load_json
 
 TASK = "generation"
-MODULE = "handlers.generation.handler"
-#: What model-config.yaml says beside the timeouts: which mode carries streams, and that a second worker would stall the
-#: first one's.
-MODE: Mapping[str, Any] = {"continuousBatching": True, "minWorkers": 1, "maxWorkers": 1}
 #: Why there is one worker, and what several devices are used by.
 ONE_WORKER = (
     "a generation archive has one worker: a second one would hold the queue and stall the first one's streams. For"
@@ -54,9 +49,10 @@ def is_decoder(files: Mapping[str, Path], task: str) -> bool:
         files: path below the model's directory → file.
         task: the task that was asked for, `auto` among them.
     """
-    if task == TASK:
+    asked = tasks.named(task)
+    if asked == TASK:
         return True
-    if task != "auto" or MODULES in files or "config.json" not in files:
+    if asked != "auto" or MODULES in files or "config.json" not in files:
         return False
     config = load_json(files, "config.json")
     return not config.get("is_encoder_decoder") and _architecture(config).endswith(_ENDS)
@@ -107,22 +103,6 @@ def read(files: Mapping[str, Path], *, max_tokens: int | None, trust_remote_code
         trust_remote_code=trust_remote_code,
         notes=tuple(notes),
     )
-
-
-def overrides(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The command line's settings as this task knows them.
-
-    Raises:
-        UserError: one is another task's, or asks for what is not installed.
-    """
-    chosen = {key: value for key, value in given.items() if (key, value) != ("attention", "auto")}
-    known = {each.name for each in fields(GenerationConfig)}
-    for key in chosen:
-        if key not in known:
-            raise UserError(f"--{key.replace('_', '-')} is not for generation models", "see batchserve build --help")
-    if chosen.get("engine") == "vllm" and importlib.util.find_spec("vllm") is None:
-        raise UserError("the engine vllm is not installed here", "pip install vllm, or leave out --engine")
-    return chosen
 
 
 def _architecture(config: Mapping[str, Any]) -> str:

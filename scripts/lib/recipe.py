@@ -5,13 +5,12 @@ import json
 import platform
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from handlers.config import ConfigError, HandlerConfig
-from handlers.generation.settings import GenerationConfig
+from handlers.config import ConfigError
 from scripts.lib import (
     archive,
     calibration,
@@ -28,6 +27,7 @@ from scripts.lib.archive import Content
 from scripts.lib.checkpoint import Checkpoint
 from scripts.lib.errors import UserError
 from scripts.lib.source import Source
+from scripts.lib.tasks import Task
 from scripts.lib.tree import LeftOut
 
 #: Worker start-up and warm-up may take long on a large model; the frontend's own default is 120 s.
@@ -100,24 +100,23 @@ def prepare(order: Order, work: Path) -> Recipe:
     files = tree.walk(order.source.directory)
     found = _checkpoint(order, files)
     model, found, left_out, notes = _model_files(order, files, found, work)
-    generates = found.task == decoder.TASK
-    overrides = decoder.overrides(order.overrides) if generates else dict(order.overrides)
-    settings = _settings(found.settings() | overrides)
+    task = tasks.SERVED[found.task]
+    settings = _settings(found, task, order.overrides)
     contents: dict[str, Content] = {f"{_MODEL}/{name}": content for name, content in model.items()}
     contents |= _handlers()
-    module = decoder.MODULE if generates else tasks.SERVED[found.task].module
+    module = task.module
     if order.handler is not None:
         module = _own_handler(order.handler, contents, work)
     if order.requirements is not None:
         contents[archive.REQUIREMENTS] = requirements.read(order.requirements)
         notes.append("requirements.txt is installed only by servers with install_py_dep_per_model=true")
-    contents[archive.CONFIG] = _config(settings, order, decoder.MODE if generates else {})
+    contents[archive.CONFIG] = _config(settings, order, task.mode)
     contents[archive.MANIFEST] = archive.manifest(
         order.name, order.version, module, requirements=order.requirements is not None
     )
     if order.calibration is not None:
         notes += _calibrate(order.calibration, contents, settings, work)
-        contents[archive.CONFIG] = _config(settings, order, {})
+        contents[archive.CONFIG] = _config(settings, order, task.mode)
     if not all(name.isascii() for name in contents):
         notes.append(
             "some file names are not ASCII: TorchServe needs a UTF-8 locale (serve sets it; else LC_ALL=C.UTF-8)"
@@ -174,13 +173,17 @@ def _model_files(
     return contents, found, left_out, notes
 
 
-def _settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """`settings`, checked by the code that will read them."""
+def _settings(found: Checkpoint, task: Task, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The `handler:` section, checked by the code that will read it."""
+    known = {each.name for each in fields(task.config)}  # type: ignore[arg-type]  # configs are dataclasses
+    asked = {key: value for key, value in overrides.items() if key in known or value != "auto"}
+    if others := [key for key in asked if key not in known]:
+        said = found.task.replace("_", " ")
+        raise UserError(f"--{others[0].replace('_', '-')} is not for {said} models", "see batchserve build --help")
+    settings = found.settings() | asked
+    task.check(settings)
     try:
-        if settings["task"] == decoder.TASK:
-            GenerationConfig.from_mapping(settings)
-        else:
-            HandlerConfig.from_mapping(settings)
+        task.config.from_mapping(settings)
     except ConfigError as error:
         raise UserError(str(error).removeprefix("handler: "), "see batchserve build --help") from error
     return settings

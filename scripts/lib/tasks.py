@@ -1,10 +1,13 @@
 """The tasks that are served, how a model's files show which one it is for, and what of them the handler must know."""
 
+import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from handlers.config import HandlerConfig, Section
+from handlers.generation.settings import GenerationConfig
 from scripts.lib import encoder_decoder, nli, reranker, splade
 from scripts.lib.errors import UserError
 
@@ -17,6 +20,15 @@ def _nothing(files: Files, config: Mapping[str, Any]) -> tuple[dict[str, Any], l
     return {}, []
 
 
+def _anywhere(settings: Mapping[str, Any]) -> None:
+    pass
+
+
+def _engine_is_here(settings: Mapping[str, Any]) -> None:
+    if settings.get("engine") == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise UserError("the engine vllm is not installed here", "pip install vllm, or leave out --engine")
+
+
 @dataclass(frozen=True)
 class Task:
     """A task that is served.
@@ -26,12 +38,18 @@ class Task:
         models: what a model may be found to be for, when the task is asked for by name; empty for any encoder.
         mapping: transformers' table of the families that have the network, in `modeling_auto`.
         settings: what the handler must know of the model's files.
+        config: reads the `handler:` section.
+        mode: what model-config.yaml says beside it and the timeouts.
+        check: raises UserError where something that a `handler:` section asks for is missing here.
     """
 
     module: str
     models: tuple[str, ...]
     mapping: str
     settings: Settings = _nothing
+    config: type[Section] = HandlerConfig
+    mode: Mapping[str, Any] = field(default_factory=dict)
+    check: Callable[[Mapping[str, Any]], None] = _anywhere
 
 
 SEQUENCE = "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES"
@@ -56,6 +74,15 @@ SERVED: Mapping[str, Task] = {
     ),
     "seq2seq": Task(
         "handlers.seq2seq", ("seq2seq",), "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", encoder_decoder.settings
+    ),
+    "generation": Task(
+        "handlers.generation.handler",
+        ("generation",),
+        "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+        config=GenerationConfig,
+        # the mode that carries streams, in which a second worker would stall the first one's
+        mode={"continuousBatching": True, "minWorkers": 1, "maxWorkers": 1},
+        check=_engine_is_here,
     ),
 }
 
@@ -87,6 +114,7 @@ _PIPELINES = {
     "summarization": "seq2seq",
     "translation": "seq2seq",
     "text2text-generation": "seq2seq",
+    "text-generation": "generation",
 }
 
 

@@ -1,5 +1,6 @@
 """Decoder-only models as archives: what is packed, what is refused and why."""
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -53,10 +54,21 @@ def test_what_is_not_possible_is_refused(model: Path, tmp_path: Path, options: d
         prepare(order(model, **options), tmp_path)
 
 
-@pytest.mark.skipif(decoder.importlib.util.find_spec("vllm") is not None, reason="vllm is installed")
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vllm is installed")
 def test_vllm_that_is_not_there_is_refused_at_build(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="vllm is not installed"):
         prepare(order(model, overrides={"engine": "vllm"}), tmp_path)
+
+
+def test_what_is_for_decoders_is_not_for_encoders(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--page-size is not for embedding models"):
+        prepare(order(tiny_model, overrides={"attention": "auto", "page_size": 16}), tmp_path)
+
+
+def test_the_task_is_also_known_as_transformers_pipeline(model: Path) -> None:
+    files = tree.walk(model)
+    assert all(decoder.is_decoder(files, task) for task in ("auto", "generation", "text-generation"))
+    assert not decoder.is_decoder(files, "embedding")
 
 
 def test_a_model_without_a_chat_template_is_told(tmp_path: Path) -> None:
