@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -23,6 +24,7 @@ from handlers.config import ConfigError, resolve_dtype
 from handlers.errors import ModelFailure
 from handlers.generation import attention
 from handlers.generation.engine import Engine, EngineDead, EngineFailure, Output, Sequence, Stats, Token
+from handlers.generation.linear import pack_linears
 from handlers.generation.sampler import Chain, next_tokens
 from handlers.generation.scheduler import NAME as SCHEDULER
 from handlers.generation.scheduler import Manager
@@ -32,6 +34,7 @@ from handlers.generation.sizing import CPU_BUDGET_GIB, Geometry, Sizes, sizes
 logger = logging.getLogger(__name__)
 
 GPU_SHARE = 0.8  # of the free memory that the cache takes
+PACKED_SHARE = 0.25  # of the free memory that packed weights may take
 STEP_ROWS = 256  # sequences that one step computes at most: each needs a row of logits
 STOP_SECONDS = 5.0
 
@@ -51,6 +54,7 @@ class ContinuousEngine(Engine):
 
     def __init__(self, directory: Path, config: GenerationConfig, gpu_id: int | None, slots: int) -> None:
         self.model = _load(directory, config, gpu_id)
+        self._packed = pack_linears(self.model, _room()) if self.model.device.type == "cpu" else 0
         text_config = self.model.config.get_text_config()
         device = self.model.device.type
         self.vocabulary: int = text_config.vocab_size
@@ -142,6 +146,7 @@ class ContinuousEngine(Engine):
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": str(self.model.device),
             "attention": self.model.config._attn_implementation,
+            "packed_weights_mib": round(self._packed / 2**20),
             "max_model_len": self.sizes.max_model_len,
             "max_batch_tokens": self.sizes.max_batch_tokens,
             "page_size": self.sizes.page_size,
@@ -298,6 +303,11 @@ def _budget(config: GenerationConfig, device: torch.device) -> int:
     if device.type == "cuda":
         return int(GPU_SHARE * torch.cuda.mem_get_info(device)[0])
     return int(CPU_BUDGET_GIB * 2**30)
+
+
+def _room() -> int:
+    """Bytes that packed weights may take: the cache and the workers beside this one want memory too."""
+    return int(PACKED_SHARE * psutil.virtual_memory().available)
 
 
 def _failure() -> EngineFailure:
