@@ -16,6 +16,7 @@ from scripts.plan import plan
 from scripts.predict import predict
 from scripts.profile import profile
 from scripts.serve import serve, token
+from scripts.tune import tune
 from scripts.workers import register, scale, status, unregister
 
 app = typer.Typer(
@@ -37,6 +38,7 @@ for verb in (
     predict,
     profile,
     plan,
+    tune,
     bench,
     demo,
     doctor,

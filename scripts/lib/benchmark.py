@@ -173,14 +173,24 @@ def build(model: str, task: str, overrides: Mapping[str, Any], directory: Path) 
 
 
 def server(
-    about: Archive, work: Path, *, batch_size: int, workers: int, max_batch_delay: int, queue: int
+    about: Archive,
+    work: Path,
+    *,
+    batch_size: int,
+    workers: int,
+    max_batch_delay: int,
+    queue: int,
+    gpus: int = 0,
+    model_api: bool = False,
 ) -> TorchServe:
-    """A server of one archive on free ports, on the CPU as the yardsticks are; not yet started.
+    """A server of one archive on free ports, on the CPU as the yardsticks are unless told otherwise; not yet started.
 
     Args:
         about: the archive.
         work: a directory for its properties and its state.
         batch_size, workers, max_batch_delay, queue: as serving.yaml has them; the delay in milliseconds.
+        gpus: at most so many.
+        model_api: whether models may be registered and unregistered while it runs.
     """
     ports = ("inference_port", "management_port", "metrics_port", "grpc_inference_port", "grpc_management_port")
     served = {
@@ -194,14 +204,21 @@ def server(
     listens = dict(zip(ports, free_ports(), strict=True))
     serving = Serving.from_mapping(
         {
-            "server": {**listens, "auth": "none", "gpus": 0, "model_store": str(about.path.absolute().parent)},
+            "server": {
+                **listens,
+                "auth": "none",
+                "gpus": gpus,
+                "model_api": model_api,
+                "model_store": str(about.path.absolute().parent),
+            },
             "models": {about.name: served},
         },
         "the benchmark's deployment",
     )
     config = work / f"batch-{batch_size}.properties"
     config.write_text(properties.render(serving, "its options", path=config, verb="bench"), encoding="ascii")
-    return TorchServe(config, work_dir=work / f"batch-{batch_size}", env={"CUDA_VISIBLE_DEVICES": ""})
+    hidden = {} if gpus else {"CUDA_VISIBLE_DEVICES": ""}
+    return TorchServe(config, work_dir=work / f"batch-{batch_size}", env=hidden)
 
 
 @dataclass

@@ -38,10 +38,10 @@ def page(report: LoadReport) -> str:
     settings = {"load generator": machine_line(report.machine), **report.settings}
     parts = [
         "<h1>Load on a running server</h1>",
-        _described(settings),
+        described(settings),
         "<h2>Windows</h2>",
         _table(windows),
-        _list(report.driven.notes),
+        listed(report.driven.notes),
     ]
     if any(window.distribution for window in windows):
         parts += ["<h2>Latency distribution</h2>", latency_distribution(windows)]
@@ -52,14 +52,19 @@ def page(report: LoadReport) -> str:
     if histograms:
         parts.append("<h2>Batch sizes</h2>")
         for window in histograms:
-            parts += [f"<h3>{_text(window.label)}</h3>", batch_sizes(window)]
+            parts += [f"<h3>{text(window.label)}</h3>", batch_sizes(window)]
     if any(window.timeline for window in whole):
         parts.append("<h2>Timeline</h2>")
         for window in whole:
             if window.timeline:
-                parts += [f"<h3>{_text(window.label)}</h3>", requests_by_second(window), p95_by_second(window)]
+                parts += [f"<h3>{text(window.label)}</h3>", requests_by_second(window), p95_by_second(window)]
+    return document("Load on a running server", parts)
+
+
+def document(title: str, parts: Iterable[str]) -> str:
+    """A whole page of a title and parts that are markup already."""
     return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>Load on a running server</title>'
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{STYLE}</style></head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
     )
@@ -123,21 +128,33 @@ def _table(windows: Sequence[Window]) -> str:
     for window in windows:
         cells = [window.label, *(column.text(window) for column in shown), *([verdict(window)] if judged else [])]
         classes = f"{'part ' if window.part else ''}{'missed' if verdict(window) == 'MISSED' else ''}".strip()
-        rows.append(f'<tr class="{classes}">' + "".join(f"<td>{_text(cell)}</td>" for cell in cells) + "</tr>")
-    head = "".join(f"<th>{_text(cell)}</th>" for cell in heading)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+        rows.append((classes, cells))
+    return table(heading, rows)
 
 
-def _described(settings: Mapping[str, object]) -> str:
+def table(heading: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> str:
+    """A table of texts, each row with its classes."""
+    head = "".join(f"<th>{text(cell)}</th>" for cell in heading)
+    body = "".join(
+        f'<tr class="{classes}">' + "".join(f"<td>{text(cell)}</td>" for cell in cells) + "</tr>"
+        for classes, cells in rows
+    )
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def described(settings: Mapping[str, object]) -> str:
+    """Settings as a list of definitions."""
     return (
-        "<dl>" + "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in settings.items()) + "</dl>"
+        "<dl>" + "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in settings.items()) + "</dl>"
     )
 
 
-def _list(notes: Iterable[str]) -> str:
-    items = "".join(f"<li>{_text(note)}</li>" for note in notes)
+def listed(notes: Iterable[str]) -> str:
+    """Texts as a list; nothing for none."""
+    items = "".join(f"<li>{text(note)}</li>" for note in notes)
     return f"<ul>{items}</ul>" if items else ""
 
 
-def _text(value: object) -> str:
+def text(value: object) -> str:
+    """A value as text that is no markup."""
     return html.escape(str(value))

@@ -106,9 +106,14 @@ class Goodput:
     met: bool
 
 
+def judged_ms(result: LoadResult) -> list[float]:
+    """The latencies of a window in milliseconds, as an objective counts them: what failed or was shed never came."""
+    return [sample.latency_s * 1e3 if sample.ok else _NEVER_MS for sample in result.samples]
+
+
 def goodput(result: LoadResult, objective: Objective) -> Goodput:
     """Judge the samples of a window."""
-    latencies = [sample.latency_s * 1e3 if sample.ok else _NEVER_MS for sample in result.samples]
+    latencies = judged_ms(result)
     good = sum(latency <= objective.limit_ms for latency in latencies)
     share = good / len(latencies) if latencies else None
     return Goodput(good, share, good / result.wall_s, objective.met(latencies))
