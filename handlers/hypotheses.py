@@ -20,7 +20,7 @@ RESULT_BYTES = len('{"sequence":,"labels":[],"scores":[]}')
 
 
 @dataclass(frozen=True)
-class Candidates:
+class Premise:
     """A text and the labels it may have; None stands for what the request says for all of its texts.
 
     Args:

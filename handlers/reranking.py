@@ -12,7 +12,7 @@ from handlers.base import TransformerHandler
 from handlers.errors import RequestError
 from handlers.options import boolean, positive_integer
 from handlers.request import Item, Nouns, Pair, Request, inside
-from handlers.scores import DOCUMENTS, Candidates
+from handlers.scores import DOCUMENTS, CandidateDocuments
 from handlers.serialise import dumps
 from handlers.tokens import Encoding, Text
 
@@ -56,7 +56,7 @@ class RerankingHandler(TransformerHandler):
         """A query and its documents."""
         if isinstance(value, str):  # a query alone, in a field of its own or as an instance
             value, param = {"query": value}, "" if param == "query" else param
-        return scores.candidates(value, param)
+        return scores.candidate_documents(value, param)
 
     def parse(self, request: Request) -> Request:
         """Check the options that depend on the model."""
@@ -98,7 +98,7 @@ class RerankingHandler(TransformerHandler):
         ]
 
     def _ranking(
-        self, item: Candidates, scored: Sequence[tuple[Encoding, list[float]]], options: Mapping[str, Any]
+        self, item: CandidateDocuments, scored: Sequence[tuple[Encoding, list[float]]], options: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
         ranks = len(self.labels) == 1
         # Equal pairs: in another place of a batch the last bits differ
@@ -117,7 +117,7 @@ class RerankingHandler(TransformerHandler):
         total = sum(self._ranking_bytes(item, request) for item in request.items)
         return -(-total // len(request.items))
 
-    def _ranking_bytes(self, item: Candidates, request: Request) -> int:
+    def _ranking_bytes(self, item: CandidateDocuments, request: Request) -> int:
         each = RANKED_BYTES + (self.label_bytes if len(self.labels) > 1 else 0)
         sizes = [0] * len(item.documents)
         if request.options.get("return_documents"):

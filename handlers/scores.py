@@ -68,7 +68,7 @@ def labels_bytes(names: Sequence[str]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Candidates:
+class CandidateDocuments:
     """Documents to rank by how well they answer a query.
 
     Args:
@@ -82,7 +82,7 @@ class Candidates:
     field: str
 
 
-def candidates(value: Any, param: str) -> Candidates:
+def candidate_documents(value: Any, param: str) -> CandidateDocuments:
     """A query and its documents, sent as the field `param`: texts, or objects with a text.
 
     Raises:
@@ -105,7 +105,9 @@ def candidates(value: Any, param: str) -> Candidates:
         raise RequestError(f"{where} is {json_type(listed)}; it must be a list.", code="invalid_type", param=where)
     if not listed:
         raise RequestError(f"{where} is an empty list.", code="empty_list", param=where)
-    return Candidates(query, tuple(_document(each, inside(where, i)) for i, each in enumerate(listed)), named[0])
+    return CandidateDocuments(
+        query, tuple(_document(each, inside(where, i)) for i, each in enumerate(listed)), named[0]
+    )
 
 
 def _document(value: Any, param: str) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 from handlers import hypotheses
 from handlers.base import TransformerHandler
 from handlers.errors import RequestError, TooLarge
-from handlers.hypotheses import Candidates
+from handlers.hypotheses import Premise
 from handlers.options import boolean, checked, members, text
 from handlers.request import Nouns, Pair, Request, inside
 from handlers.serialise import dumps
@@ -45,14 +45,14 @@ class ZeroShotHandler(TransformerHandler):
         if self.entailment == -1:
             logger.warning("No label of the model starts with 'entail': its last one is taken for entailment")
 
-    def item(self, value: Any, param: str) -> Candidates:
+    def item(self, value: Any, param: str) -> Premise:
         """A text, or an object with it and options of its own."""
         if not isinstance(value, dict):
-            return Candidates(text(value, param, "a string or an object with 'text'"))
+            return Premise(text(value, param, "a string or an object with 'text'"))
         found = members(value, param, ["text"], ["candidate_labels", "hypothesis_template", "multi_label"])
         premise = text(found.pop("text"), inside(param, "text"))
         own = {name: checked(option, inside(param, name), self.options[name]) for name, option in found.items()}
-        return Candidates(premise, own.get("candidate_labels"), own.get("hypothesis_template"), own.get("multi_label"))
+        return Premise(premise, own.get("candidate_labels"), own.get("hypothesis_template"), own.get("multi_label"))
 
     def parse(self, request: Request) -> Request:
         """Give every text its labels."""
@@ -65,7 +65,7 @@ class ZeroShotHandler(TransformerHandler):
                 raise RequestError(f"{where} is missing.", code="missing_field", param=where)
             template = item.template or asked.get("hypothesis_template", hypotheses.TEMPLATE)
             multi = asked.get("multi_label", False) if item.multi_label is None else item.multi_label
-            items.append(Candidates(item.text, names, template, multi))
+            items.append(Premise(item.text, names, template, multi))
         pairs = sum(len(item.labels or ()) for item in items)
         if pairs > self.settings.max_items:
             raise TooLarge(

@@ -63,6 +63,17 @@ class EmbedSparse(Embed):
 
     growth = 2.0  # the names of both, for each of them
 
+    def read(self, call: Call, task: Task) -> Draft:
+        """As `embed`; the answer has no place for the words."""
+        draft = super().read(call, task)
+        if draft.options.pop("return_tokens", None) is not None:
+            raise RequestError(
+                "embed_sparse answers with indices and weights alone; the model's plain route has return_tokens.",
+                code="unknown_option",
+                param="return_tokens",
+            )
+        return draft
+
     def write(self, request: Request, results: Sequence[Any], task: Task, model: str, usage: Usage) -> bytes:
         """A list, also of one."""
         columns = [zip(result["indices"], result["values"], strict=True) for result in results]

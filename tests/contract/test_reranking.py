@@ -13,7 +13,7 @@ from sentence_transformers import CrossEncoder
 
 from handlers.base import ENVELOPE_BYTES
 from handlers.request import Request
-from handlers.scores import Candidates
+from handlers.scores import CandidateDocuments
 from handlers.serialise import dumps
 from scripts.lib import checkpoint, tree
 from tests.contract.conftest import Build, Serve, Served, assert_close
@@ -245,7 +245,7 @@ documents = st.lists(st.text(st.characters(codec="utf-8"), max_size=20), min_siz
 def test_no_ranking_is_longer_than_its_bound(
     served: Served, found: list[str], top_n: int, back: bool, score: float
 ) -> None:
-    item = Candidates("q", tuple(found), "documents")
+    item = CandidateDocuments("q", tuple(found), "documents")
     request = Request((item,), {"top_n": top_n, "return_documents": back}, "")
     entries = [{"index": i, "score": score, **({"document": {"text": d}} if back else {})} for i, d in enumerate(found)]
     for order in (entries, entries[::-1]):

@@ -188,6 +188,8 @@ def test_shapes(served: Served, oracle: SparseEncoder) -> None:
             for row in answer.json()
         ]
         assert_equal(values, oracle.encode(wanted))
+    (words,) = served.ask({"inputs": "the cat", "return_tokens": True}, route="embed_sparse")
+    assert (words.status, words.json()["code"], words.json()["param"]) == (422, "unknown_option", "return_tokens")
     (table,) = served.ask(Body(b"the cat\n", "text/csv"))
     assert json.loads(table.body.decode().strip().strip('"').replace('""', '"'))["indices"]
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import pipeline
 
-from handlers.hypotheses import Candidates
+from handlers.hypotheses import Premise
 from handlers.request import Request
 from handlers.serialise import dumps
 from scripts.lib.service import Body
@@ -226,7 +226,7 @@ def test_a_build_by_name_answers(model: Path, build_archive: Build) -> None:
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(texts, st.lists(texts.filter(str.strip), min_size=1, max_size=4)), min_size=1, max_size=3))
 def test_an_answer_stays_within_its_bound(served: Served, many: list[tuple[str, list[str]]]) -> None:
-    items = [Candidates(text, tuple(names), "{}", False) for text, names in many]
+    items = [Premise(text, tuple(names), "{}", False) for text, names in many]
     request = Request(tuple(items), listed=True)
     longest = 1.1754943508222875e-38
     results = [{"sequence": i.text, "labels": i.labels, "scores": [longest] * len(i.labels)} for i in items]
