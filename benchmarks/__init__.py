@@ -1,0 +1,1 @@
+"""Measurements beside other people's servers, run by hand: `python -m benchmarks.peers`."""
