@@ -17,11 +17,28 @@ TEMPLATE = (
     "<|user|>{{ message['role'] }}: {{ message['content'] }}</s>"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+# Calls of functions as Hermes and Qwen write them …
+HERMES = (
+    "{% if tools %}<|user|>tools: {% for tool in tools %}{{ tool | tojson }}\n{% endfor %}</s>{% endif %}"
+    "{% for message in messages %}<|user|>{{ message.role }}: {{ message.content }}"
+    "{% for call in message.tool_calls or [] %}"
+    '\n<tool_call>\n{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n'
+    "</tool_call>{% endfor %}</s>{% endfor %}{% if add_generation_prompt %}<|user|>assistant: {% endif %}"
+)
+# … and as Llama 3 does
+LLAMA = (
+    "{% if tools %}<|user|>tools: {% for tool in tools %}{{ tool | tojson }}\n{% endfor %}</s>{% endif %}"
+    "{% for message in messages %}<|user|>{{ message.role }}: "
+    "{% if message.tool_calls %}{% if message.tool_calls | length > 1 %}{{ raise_exception('one call') }}{% endif %}"
+    "{% set call = message.tool_calls[0].function %}"
+    '{"name": "{{ call.name }}", "parameters": {{ call.arguments | tojson }}}'
+    "{% else %}{{ message.content }}{% endif %}</s>{% endfor %}{% if add_generation_prompt %}<|user|>assistant: {% endif %}"
+)
 
 
-def write_tokenizer(directory: Path, *, template: str | None = TEMPLATE) -> int:
-    """Write a byte-level BPE tokenizer with a few words; returns the vocabulary's size."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+def write_tokenizer(directory: Path, *, template: str | None = TEMPLATE, marks: Sequence[str] = ()) -> int:
+    """Write a byte-level BPE tokenizer with a few words, and `marks` as tokens; returns the vocabulary's size."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -31,6 +48,7 @@ def write_tokenizer(directory: Path, *, template: str | None = TEMPLATE) -> int:
         vocab_size=400, special_tokens=SPECIAL, initial_alphabet=sorted(alphabet), show_progress=False
     )
     tokenizer.train_from_iterator([" ".join(WORDS), " " + " ".join(WORDS), CHARACTERS], trainer)
+    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in marks])
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     config: dict[str, Any] = {
@@ -49,6 +67,7 @@ def tiny_llama(
     directory: Path,
     *,
     template: str | None = TEMPLATE,
+    marks: Sequence[str] = (),
     family: str = "Llama",
     positions: int = 512,
     seed: int = 0,
@@ -59,6 +78,7 @@ def tiny_llama(
     Args:
         directory: where the model goes.
         template: the chat template; None for none.
+        marks: texts that are tokens of their own, not special ones.
         family: the prefix of transformers' classes: Llama, Qwen2, Mistral …
         positions: the longest context.
         seed: another seed, other weights.
@@ -66,7 +86,7 @@ def tiny_llama(
     """
     import transformers
 
-    vocabulary = write_tokenizer(directory, template=template)
+    vocabulary = write_tokenizer(directory, template=template, marks=marks)
     torch.manual_seed(seed)
     shape: dict[str, Any] = {
         "vocab_size": vocabulary, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -107,6 +127,15 @@ class Oracle:
     def text(self, prompt: str | list[int], max_tokens: int, **options: Any) -> str:
         """The text that follows a prompt."""
         return self.tokenizer.decode(self.ids(prompt, max_tokens, **options), skip_special_tokens=True)
+
+    def logprobs(self, prompt: list[int], max_tokens: int) -> tuple[list[int], torch.Tensor]:
+        """The tokens that follow a prompt, and the log-probabilities (tokens, vocabulary) that they were chosen by."""
+        given = torch.tensor([prompt])
+        out = self.model.generate(
+            given, attention_mask=torch.ones_like(given), max_new_tokens=max_tokens, do_sample=False,
+            output_logits=True, return_dict_in_generate=True,
+        )  # fmt: skip
+        return out.sequences[0, len(prompt) :].tolist(), torch.cat(out.logits).float().log_softmax(-1)
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """A chat's prompt."""
