@@ -7,6 +7,15 @@ from typing import Any
 from handlers.config import DTYPES, ConfigError, Section
 
 ENGINES = ("transformers", "vllm")
+# vLLM's options that have a key of their own here, and that key
+_OWN = {
+    "model": "model",
+    "dtype": "dtype",
+    "max_model_len": "max_model_len",
+    "max_num_batched_tokens": "max_batch_tokens",
+    "trust_remote_code": "trust_remote_code",
+    "enable_prefix_caching": "prefix_sharing",
+}
 
 
 @dataclass(frozen=True)
@@ -69,5 +78,8 @@ class GenerationConfig(Section):
                     raise ConfigError(
                         f"handler: {key} is the transformers engine's; vLLM's are given in engine_options"
                     )
+            for option, key in _OWN.items():
+                if option in self.engine_options:
+                    raise ConfigError(f"handler: {option} in engine_options is the key {key!r} of the handler section")
         if self.model.startswith("/") or ".." in self.model.split("/"):
             raise ConfigError("handler: model is a path inside the archive")
