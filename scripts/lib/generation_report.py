@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from scripts.lib.generation_yardstick import ENGINE, STATIC, UNSHARED
+from scripts.lib.generation_yardstick import ENGINE, STATIC, UNSHARED, VLLM
 from scripts.lib.machine import Machine
 from scripts.lib.report import Target, show_heading, show_targets, targets_json
 from scripts.lib.stats import Spread
@@ -22,8 +22,10 @@ LABELS = {
     STATIC: "generate, static batches",
     ENGINE: "the engine alone",
     UNSHARED: "the engine alone, prefixes not shared",
+    VLLM: "vLLM's engine alone",
 }
 STATIC_GOAL = 2.0
+VLLM_GOAL = 0.8
 SHORT_GOAL = 1 / 6
 PREFIX_GOAL = 3.0
 FIRST_TOKEN_STEPS = 3.0
@@ -91,7 +93,7 @@ class Report:
     """Everything a run measured.
 
     Attributes:
-        agreement: dtype → share of the answers to `replies` that are the same tokens from the engine and `generate`.
+        agreement: dtype → share of the engine's answers that are the same tokens as `generate`'s.
     """
 
     machine: Machine
@@ -145,6 +147,11 @@ def _judge(report: Report, dtype: str) -> list[Target]:
 
     losses = [100 * (1 - ratio) for ratio in ratios("replies", SERVED, ENGINE, rate)]
     steps = [each.steps for each in report.first_tokens if each.dtype == dtype]
+    beside_vllm = [
+        target(f"{workload}: the engine's tokens/s ÷ vLLM's", VLLM_GOAL, found)
+        for workload in dict.fromkeys(run.workload for run in report.runs)
+        if (found := ratios(workload, ENGINE, VLLM, rate))  # who did not ask for vLLM is told nothing of it
+    ]
     return [
         target("replies: tokens/s ÷ static batches", STATIC_GOAL, ratios("replies", SERVED, STATIC, rate)),
         target("replies: short ones' p95 ÷ static's", SHORT_GOAL, ratios("replies", SERVED, STATIC, short), True),
@@ -152,6 +159,7 @@ def _judge(report: Report, dtype: str) -> list[Target]:
         target("prefix: tokens/s ÷ not shared", PREFIX_GOAL, ratios("prefix", ENGINE, UNSHARED, rate)),
         target("first token beside running ones: less its prefill", FIRST_TOKEN_STEPS, steps, True, " steps"),
         target("replies: tokens/s that HTTP and handle cost", HTTP_LOSS, losses, True, " %"),
+        *beside_vllm,
     ]
 
 

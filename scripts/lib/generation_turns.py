@@ -6,7 +6,7 @@ Each round has prompts of its own, so that no cache has seen them.
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Protocol
@@ -17,11 +17,12 @@ from scripts.lib import load
 from scripts.lib.errors import UserError
 from scripts.lib.generation_report import SERVED, FirstToken, Run
 from scripts.lib.generation_workloads import SHORT, Prompts, Request, body
-from scripts.lib.generation_yardstick import ENGINE, STATIC, UNSHARED, Generated
+from scripts.lib.generation_yardstick import ENGINE, STATIC, UNSHARED, VLLM, Generated
 from scripts.lib.load import LoadResult, Received, Target, closed_loop
 from scripts.lib.openai_api import read_chat
 from scripts.lib.stats import percentile
 
+BESIDE_STATIC = ("replies", "sharegpt")
 REPLIES, SHAREGPT, PREFIX_REQUESTS = 32, 24, 16
 DECODING, DECODING_PROMPT, STEP_TOKENS = 8, 32, 64
 PROBES, PROBE_PROMPT = 8, 64
@@ -42,6 +43,7 @@ class Settings:
         threads: torch's, of every side.
         at_once: requests that run at once, and the rows of a static batch.
         requests: of `replies` and of `sharegpt`; None for their own numbers.
+        vllm: whether vLLM has its turn in these two.
     """
 
     workloads: tuple[str, ...]
@@ -49,6 +51,7 @@ class Settings:
     threads: int
     at_once: int
     requests: int | None = None
+    vllm: bool = False
 
 
 @dataclass
@@ -122,11 +125,12 @@ class Bench:
             raise UserError(
                 f"first_token needs room for {DECODING + 1} requests at once", hint=f"--batch-size {DECODING + 1}"
             )
-        static = [name for name in ("replies", "sharegpt") if name in wanted]
+        static = [name for name in BESIDE_STATIC if name in wanted]
         if static:
-            with self._side(STATIC) as side:
+            vllm = self._side(VLLM) if self._settings.vllm else nullcontext()
+            with self._side(STATIC) as side, vllm as other:
                 for name in static:
-                    self._beside_static(name, side, found)
+                    self._beside_static(name, side, other, found)
         if "prefix" in wanted:
             with self._side(UNSHARED) as side:
                 self._prefix(side, found)
@@ -135,7 +139,7 @@ class Bench:
                 found.first_tokens.append(self._first_token(number))
         return found
 
-    def _beside_static(self, name: str, static: Side, found: Measured) -> None:
+    def _beside_static(self, name: str, static: Side, vllm: Side | None, found: Measured) -> None:
         agreed: list[bool] = []
         at_once = self._settings.at_once
         self._warm()
@@ -147,9 +151,11 @@ class Bench:
             offline = self._offline(name, STATIC, static, asked, number, found)
             with self._progress(self._label(name, SERVED, number)):
                 found.runs.append(self._over_http(name, asked, number))
-            if name == "replies":
+            if name == "replies" or vllm is not None:
                 alone = self._offline(name, ENGINE, self._engine, asked, number, found)
                 agreed += [one == two for one, two in zip(alone.tokens, offline.tokens, strict=True)]
+            if vllm is not None:
+                self._offline(name, VLLM, vllm, asked, number, found)
         if agreed:
             found.agreement = agreed.count(True) / len(agreed)
 

@@ -1,13 +1,15 @@
-"""What generation over HTTP is compared with, each in a process of its own: static batches, and the engine alone.
+"""What generation over HTTP is compared with, each in a process of its own: static batches, the engine alone, and vLLM.
 
 As with `offline`, whose process this is, the file is both sides: imported, the parent's handle; run as a script, the
-child. The engine alone is the one inside the archive.
+child. The engine alone is the one inside the archive. vLLM is whatever the named interpreter has, at the same dtype,
+threads and memory for the cache; it needs nothing of this repository.
 """
 
+import asyncio
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,9 @@ if __name__ == "__main__":
 
 from scripts.lib.offline import Offline, serve
 
-STATIC, ENGINE, UNSHARED = "static", "engine", "unshared"
+STATIC, ENGINE, UNSHARED, VLLM = "static", "engine", "unshared", "vllm"
 WAIT_S = 1.0
+VLLM_CACHE_GIB = 2  # what the archive's engine takes on a CPU where nothing else is said
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,10 @@ class Yardstick(Offline):
         dtype: `float32`, `bfloat16` or `float16`.
         threads: torch's intra-op threads.
         kind: STATIC for transformers' `generate`, ENGINE for the archive's engine, UNSHARED for that without the
-            sharing of prefixes.
+            sharing of prefixes, VLLM for vLLM's.
         settings: the archive's `handler:` section.
         slots: sequences that run at once.
+        python: the interpreter that has vLLM; None for this one.
 
     Raises:
         OfflineError: on entering, when the model can't be loaded.
@@ -56,9 +60,20 @@ class Yardstick(Offline):
     script = Path(__file__)
 
     def __init__(
-        self, model_directory: Path, dtype: str, threads: int, kind: str, settings: Mapping[str, Any], slots: int
+        self,
+        model_directory: Path,
+        dtype: str,
+        threads: int,
+        kind: str,
+        settings: Mapping[str, Any],
+        slots: int,
+        python: Path | None = None,
     ) -> None:
         super().__init__(model_directory, dtype, threads, kind)
+        if python is not None:
+            self.python = str(python)
+        if kind == VLLM:
+            self.environment = _VLLM_ENVIRONMENT
         self._arguments += [json.dumps(dict(settings)), str(slots)]
 
     def generate(self, requests: Sequence[tuple[Sequence[int], int]], at_once: int) -> Generated:
@@ -74,6 +89,10 @@ class Yardstick(Offline):
         return Generated(
             answer["seconds"], tuple(answer["first_s"]), tuple(answer["latency_s"]), tuple(map(tuple, answer["tokens"]))
         )
+
+
+# Its threads are then those of OMP_NUM_THREADS, wherever they run; nothing is reported to its makers.
+_VLLM_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
 
 
 class _Static:
@@ -158,13 +177,72 @@ class _Engine:
         return {"seconds": seconds, "first_s": firsts, "latency_s": latencies, "tokens": tokens}
 
 
+class _Vllm:
+    """vLLM's asynchronous engine as it comes: the next request is sent when one is answered."""
+
+    def __init__(self, directory: str, dtype: str, settings: dict[str, Any]) -> None:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        options: dict[str, Any] = {"model": directory, "dtype": dtype, "disable_log_stats": True}
+        if current_platform.is_cpu():
+            options["kv_cache_memory_bytes"] = int((settings.get("cache_gib") or VLLM_CACHE_GIB) * 2**30)
+        if settings.get("max_model_len"):
+            options["max_model_len"] = settings["max_model_len"]
+        self.loop = asyncio.new_event_loop()
+        self.sent = 0
+
+        async def make() -> Any:
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**options))
+
+        self.llm = self.loop.run_until_complete(make())
+
+    def run(self, requests: list[Any], at_once: int) -> dict[str, Any]:
+        return self.loop.run_until_complete(self._run(requests, at_once))
+
+    async def _run(self, requests: list[Any], at_once: int) -> dict[str, Any]:
+        waiting = iter(enumerate(requests))
+        firsts, latencies = [0.0] * len(requests), [0.0] * len(requests)
+        tokens: list[list[int]] = [[] for _ in requests]
+
+        async def client() -> None:
+            for number, (prompt, new) in waiting:
+                sent = time.perf_counter()
+                async for found in self._tokens(prompt, new):
+                    if not tokens[number]:
+                        firsts[number] = time.perf_counter() - sent
+                    tokens[number] += found
+                latencies[number] = time.perf_counter() - sent
+
+        start = time.perf_counter()
+        await asyncio.gather(*(client() for _ in range(at_once)))
+        seconds = time.perf_counter() - start
+        return {"seconds": seconds, "first_s": firsts, "latency_s": latencies, "tokens": tokens}
+
+    async def _tokens(self, prompt: list[int], new: int) -> AsyncIterator[list[int]]:
+        from vllm import SamplingParams
+        from vllm.inputs import tokens_input
+        from vllm.sampling_params import RequestOutputKind
+
+        self.sent += 1
+        asked = SamplingParams(
+            temperature=0.0, max_tokens=new, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA
+        )
+        async for found in self.llm.generate(tokens_input(prompt), asked, str(self.sent)):
+            yield list(found.outputs[0].token_ids)
+
+
 def _child(directory: str, dtype: str, threads: str, kind: str, settings: str, slots: str) -> None:
     def prepare() -> Any:
         import torch
 
         torch.set_num_threads(int(threads))
+        side: Any
         if kind == STATIC:
-            side: Any = _Static(directory, dtype)
+            side = _Static(directory, dtype)
+        elif kind == VLLM:
+            side = _Vllm(directory, dtype, json.loads(settings))
         else:
             sys.path.insert(0, str(Path(directory).parent))  # the archive's own handlers
             sharing = {"prefix_sharing": False} if kind == UNSHARED else {}

@@ -7,11 +7,13 @@ parent's handle; run as a script, it is the child (and then needs nothing of thi
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -52,8 +54,10 @@ class Offline:
         OfflineError: on entering, when the model can't be loaded.
     """
 
-    #: What the process runs: this file, or a subclass's.
+    #: What the process runs: this file, or a subclass's; by what interpreter; with what beside the environment.
     script = Path(__file__)
+    python = sys.executable
+    environment: Mapping[str, str] = {}
 
     def __init__(self, model_directory: Path, dtype: str, threads: int, task: str = "embedding") -> None:
         self.dtype = dtype
@@ -69,9 +73,10 @@ class Offline:
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "true",
             "TQDM_DISABLE": "1",
+            **self.environment,
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-I", str(self.script.resolve()), *self._arguments],
+            [self.python, "-I", str(self.script.resolve()), *self._arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -158,7 +163,9 @@ class Offline:
         process, self._process = self._process, None
         if process is None:
             return
-        process.kill()
+        # and the processes of its own that it may have
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:

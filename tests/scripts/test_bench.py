@@ -1,6 +1,7 @@
 """The bench verb's options, and how a run is laid out; the measuring itself is tested end to end by hand and in e2e."""
 
 import json
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -80,6 +81,12 @@ def test_an_archive_is_measured_as_it_was_built(option: str, tmp_path: Path) -> 
         ({"task": "generation", "workers": 2, "duration": 5.0}, "--duration and --workers would do nothing"),
         ({"task": "embedding", "workload": "generation"}, "--workload generation is not for --task embedding"),
         ({"task": "generation", "workload": "mixed"}, "--workload mixed: not known"),
+        (
+            {"vllm_python": Path(sys.executable)},
+            "--vllm-python would do nothing here: vLLM is measured beside generation",
+        ),
+        ({"task": "generation", "vllm_python": Path("there", "is", "none")}, "there is no such program"),
+        ({"task": "generation", "workload": "prefix", "vllm_python": Path(sys.executable)}, "would do nothing here"),
     ],
 )
 def test_what_generation_has_no_use_for_is_refused(given: dict[str, Any], why: str) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from scripts.lib.comparison import compare
 from scripts.lib.generation_report import SERVED, FirstToken, Report, Run, judge, show, write_json
-from scripts.lib.generation_yardstick import ENGINE, STATIC, UNSHARED
+from scripts.lib.generation_yardstick import ENGINE, STATIC, UNSHARED, VLLM
 from scripts.lib.machine import Machine
 
 HERE = Machine("a processor", 2, (), 8.0, 0.0, {"python": "3.11"}, "2026-01-01T00:00:00+00:00")
@@ -37,6 +37,14 @@ def test_every_goal_is_judged_by_its_own_two_sides() -> None:
     measured = [value for value, _ in found]
     assert measured == pytest.approx([2.2, 0.1, 1.9, 4.0, 2.5, 2.5])
     assert [reached for _, reached in found] == [True, True, False, True, True, True]
+
+
+def test_beside_vllm_the_engines_are_compared() -> None:
+    runs = (*GOOD, ran("replies", VLLM, 15.6), ran("sharegpt", ENGINE, 9.0), ran("sharegpt", VLLM, 6.3))
+    found = {target.name: (target.measured, target.reached) for target in judge(report(*runs))[6:]}
+    assert list(found) == [f"{name}: the engine's tokens/s ÷ vLLM's, float32" for name in ("replies", "sharegpt")]
+    assert [measured for measured, _ in found.values()] == pytest.approx([0.8, 0.7])
+    assert [reached for _, reached in found.values()] == [True, False]
 
 
 def test_ratios_are_of_one_round_and_their_median_counts() -> None:

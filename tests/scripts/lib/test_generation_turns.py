@@ -15,7 +15,7 @@ from scripts.lib.errors import UserError
 from scripts.lib.generation_report import SERVED
 from scripts.lib.generation_turns import DECODING, PROBES, Bench, Settings
 from scripts.lib.generation_workloads import LONG, SHORT
-from scripts.lib.generation_yardstick import ENGINE, STATIC, UNSHARED, Generated
+from scripts.lib.generation_yardstick import ENGINE, STATIC, UNSHARED, VLLM, Generated
 from scripts.lib.load import Target
 from scripts.lib.openai_api import read_chat
 
@@ -107,7 +107,8 @@ def model() -> Iterator[FakeModel]:
 
 def bench(model: FakeModel, events: list[str], *workloads: str, **changes: Any) -> Bench:
     settings = Settings(**{"workloads": workloads, "rounds": 1, "threads": 1, "at_once": 16, "requests": 4} | changes)
-    sides = {STATIC: FakeSide(STATIC, 100.0, events), UNSHARED: FakeSide(UNSHARED, 8.0, events)}
+    seconds = {STATIC: 100.0, UNSHARED: 8.0, VLLM: 1.0}
+    sides = {kind: FakeSide(kind, each, events) for kind, each in seconds.items()}
 
     def side(kind: str) -> AbstractContextManager[FakeSide]:
         return nullcontext(sides[kind])
@@ -150,6 +151,16 @@ def test_sharegpt_and_prefix_have_their_sides(model: FakeModel) -> None:
     ]  # fmt: skip
     assert found.agreement is None
     assert {run.short_p95_s for run in found.runs} == {None}
+
+
+def test_vllm_has_its_turn_beside_the_engine_alone(model: FakeModel) -> None:
+    events: list[str] = []
+    found = bench(model, events, "replies", "sharegpt", vllm=True).measure()
+    assert [(run.workload, run.side) for run in found.runs] == [
+        (workload, side) for workload in ("replies", "sharegpt") for side in (STATIC, SERVED, ENGINE, VLLM)
+    ]
+    assert events == [f"{side} 4" for side in (STATIC, ENGINE, VLLM)] * 2
+    assert len({run.tokens for run in found.runs if run.workload == "sharegpt"}) == 1
 
 
 def test_the_first_token_is_timed_while_others_decode(model: FakeModel) -> None:
