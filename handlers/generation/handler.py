@@ -100,7 +100,7 @@ class GenerationHandler(MailboxHandler):
                 raise ConfigError("handler: engine is 'vllm', which is not installed here: pip install vllm")
             from handlers.generation.vllm_engine import VllmEngine
 
-            return VllmEngine(directory, self.settings)
+            return VllmEngine(directory, self.settings, gpu_id)
         return ContinuousEngine(directory, self.settings, gpu_id, self.slots)
 
     def _models(self, route: str) -> Reply:
