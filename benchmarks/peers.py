@@ -93,14 +93,14 @@ def main(
             work=work,
             logs=environments_directory.absolute(),
         )
-        interrupted = not _measure(bench, result)
+        _measure(bench, result)
     table = markdown(result)
     console.print(table, markup=False)
     for file, content in ((json_file, to_json(result)), (markdown_file, table.encode())):
         if file is not None:
             file.write_bytes(content)
             console.print(f"wrote {file}", markup=False)
-    if interrupted:
+    if result.interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
@@ -128,8 +128,8 @@ def _result(
 ) -> Result:
     here = machine.describe()
     settings = (
-        f"batches of {ours.batch_size}, {ours.max_batch_delay} ms, queue {ours.queue}; {ours.workers} workers, "
-        f"{max(1, here.cores // ours.workers)} threads each"
+        f"batches of {ours.batch_size}, {ours.max_batch_delay} ms, queue {ours.queue}; workers × threads: "
+        f"{ours.workers} × {max(1, here.cores // ours.workers)}"
     )
     entrants = {
         OURS: Entrant(settings, {name: here.versions[name] for name in ("torchserve", "torch", "transformers")})
@@ -153,8 +153,8 @@ def _expected(model: Path, pools: list[Workload], threads: int) -> list[list[flo
         raise UserError(str(failure), hint="pip install sentence-transformers (the extra `bench`)") from failure
 
 
-def _measure(bench: Bench, result: Result) -> bool:
-    """Give every server its turn in every round; whether that was done to the end.
+def _measure(bench: Bench, result: Result) -> None:
+    """Give every server its turn in every round, or as many as there are until Ctrl-C.
 
     Raises:
         UserError: our own server can't be measured.
@@ -167,14 +167,13 @@ def _measure(bench: Bench, result: Result) -> bool:
             try:
                 result.turns.append(bench.turn(name, number))
             except KeyboardInterrupt:
-                err_console.print("interrupted: this is what was measured so far")
-                return False
+                result.interrupted = True
+                return
             except UserError as failure:
                 if name == OURS:
                     raise
                 result.failures[name] = str(failure)
                 err_console.print(f"{name}: {failure}", markup=False)
-    return True
 
 
 def _choices(text: str, known: tuple[str, ...], option: str) -> tuple[str, ...]:

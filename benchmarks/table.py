@@ -61,6 +61,7 @@ class Result:
         entrants: by name, in the order of the table.
         turns: in the order of time.
         failures: server → why it could not be measured, or not to the end.
+        interrupted: whether it ended before all had their turns.
     """
 
     machine: Machine
@@ -70,6 +71,7 @@ class Result:
     entrants: dict[str, Entrant]
     turns: list[Turn] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
+    interrupted: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,8 @@ def markdown(result: Result) -> str:
     for workload in dict.fromkeys(name for turn in result.turns for name in turn.windows):
         lines += ["", *_table(result, workload)]
     lines += ["", *(_about(result, name) for name in result.entrants)]
-    lines += [f"- {note}" for note in result.machine.notes(["float32"])]
+    notes = [*result.machine.notes(["float32"]), *(["interrupted before all had their turns"] * result.interrupted)]
+    lines += [f"- {note}" for note in notes]
     return "\n".join(lines) + "\n"
 
 
@@ -120,11 +123,15 @@ def _table(result: Result, workload: str) -> Iterable[str]:
         for name in result.entrants
     }
     shown = next(windows for rounds in turns.values() for windows in rounds.values())
-    yield "| ".join([f"| {workload}", *(f"{one.label}, {Figure.of(one).name}" for one in shown)]) + " |"
+    yield _row(workload, (f"{one.label}, {Figure.of(one).name}" for one in shown))
     yield "| --- |" + " ---: |" * len(shown)
     for name, rounds in turns.items():
         cells = [_cell(rounds, turns.get(OURS, {}), name, at) for at in range(len(shown))]
-        yield "| ".join([f"| {name}", *(cells if rounds else ["not measured"] * len(shown))]) + " |"
+        yield _row(name, cells if rounds else ["not measured"] * len(shown))
+
+
+def _row(name: str, cells: Iterable[str]) -> str:
+    return f"| {' | '.join([name, *cells])} |"
 
 
 def _cell(theirs: Mapping[int, Sequence[Window]], ours: Mapping[int, Sequence[Window]], name: str, at: int) -> str:

@@ -80,6 +80,13 @@ def test_what_went_wrong_is_told() -> None:
     assert "- **one**: one's settings; torch 2.0; 3 MB; cosine with sentence-transformers ≥ 0.99950; " in text
     assert "; stopped early: ended; mixed: the generator was late\n" in text
     assert "- **other**: other's settings; torch 2.0; not measured: can't be installed: no such package\n" in text
+    assert "interrupted" not in text
+
+
+def test_an_interrupted_run_says_so() -> None:
+    measured = result(Turn(OURS, 0, 1.0, 1, {"mixed": loads(1)}))
+    measured.interrupted = True
+    assert markdown(measured).endswith("- interrupted before all had their turns\n")
 
 
 def test_requests_that_were_shed_stand_beside_the_rate() -> None:
