@@ -68,6 +68,24 @@ def test_metrics_need_no_key_and_name_the_models(echo_server: TorchServe) -> Non
     assert 'ts_inference_requests_total{model_name="echo"' in text
 
 
+def test_no_log_quotes_a_request(echo_server: TorchServe) -> None:
+    """Neither a query string nor a form that cannot be read; what handlers say is tested in test_watch."""
+    secret, url = "xyzzysecret", f"{echo_server.urls.inference}/predictions/echo"
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    sent: list[dict[str, Any]] = [
+        {"json": {"text": secret}},
+        {"params": {"text": secret}},
+        {"data": f"%{secret}&", "headers": form},
+        {"data": f"a=%{secret}\n\tat a.b({secret})\n&b", "headers": form},
+    ]
+    for each in sent:
+        headers = {**echo_server.headers(), **each.pop("headers", {})}
+        requests.post(url, headers=headers, timeout=30, **each)
+    logs = list((echo_server.work_dir / "logs").iterdir())
+    assert "ErrorDataDecoderException\n\tat " in echo_server.log_text(), "its type and place are told"
+    assert [path for path in logs if secret in path.read_text(errors="replace")] == []
+
+
 def test_a_batch_is_filled_up_to_its_declared_size(echo_server: TorchServe) -> None:
     batches: list[int] = []
     threads = [
