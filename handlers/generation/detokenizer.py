@@ -76,7 +76,7 @@ class StopStrings:
         if places:
             self.found, self._held = True, ""
             return whole[: min(places)]
-        keep = max(self._overlap(whole, stop) for stop in self._stops)
+        keep = max(overlap(whole, stop) for stop in self._stops)
         self._held = whole[len(whole) - keep :]
         return whole[: len(whole) - keep]
 
@@ -85,10 +85,10 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    @staticmethod
-    def _overlap(text: str, stop: str) -> int:
-        """Characters at the end of `text` that `stop` begins with."""
-        for length in range(min(len(stop) - 1, len(text)), 0, -1):
-            if text.endswith(stop[:length]):
-                return length
-        return 0
+
+def overlap(text: str, sought: str) -> int:
+    """Characters at the end of `text` that `sought` begins with, fewer than all of it."""
+    for length in range(min(len(sought) - 1, len(text)), 0, -1):
+        if text.endswith(sought[:length]):
+            return length
+    return 0

@@ -20,6 +20,13 @@ class EngineFailure(RequestError):
     default_code = "engine_failure"
 
 
+class Unfollowed(RequestError):
+    """An answer could not go on as its grammar wants it."""
+
+    status = 500
+    default_code = "constraint_failure"
+
+
 class EngineDead(RuntimeError):
     """The engine failed and this process can make no new one; TorchServe starts another process when it ends."""
 
@@ -52,6 +59,28 @@ class Sampling:
     logprobs: int | None = None
 
 
+class Constraint(ABC):
+    """What may come next in one sequence; the engine's thread asks and tells it, token by token.
+
+    Attributes:
+        failure: why it can tell no more, for the client; None while it can.
+    """
+
+    failure: RequestError | None = None
+
+    @abstractmethod
+    def allowed(self) -> bytes | None:
+        """A bit for each token, the first byte's lowest for token 0; None where it has failed."""
+
+    @abstractmethod
+    def add(self, token: int) -> None:
+        """Take the token that was chosen; `failure` tells whether that went well."""
+
+    def fail(self, message: str) -> None:
+        """Let it tell no more."""
+        self.failure = self.failure or Unfollowed(message)
+
+
 @dataclass(frozen=True)
 class Sequence:
     """One sequence to generate.
@@ -63,6 +92,7 @@ class Sequence:
         sampling: how.
         end: tokens that end it; they are generated and belong to the usage, not to the text.
         priority: lower goes first among those that wait.
+        constraint: what its text must follow; None for nothing.
     """
 
     id: str
@@ -71,6 +101,7 @@ class Sequence:
     sampling: Sampling = field(default_factory=Sampling)
     end: frozenset[int] = frozenset()
     priority: int = 0
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True)

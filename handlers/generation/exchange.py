@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from handlers.errors import RequestError, TooLarge
+from handlers.generation.call_reader import CallReader
+from handlers.generation.calls import Call, Format
 from handlers.generation.detokenizer import Detokenizer, StopStrings
-from handlers.generation.engine import Finish, Output, Token
+from handlers.generation.engine import Constraint, Finish, Output, Token
 from handlers.generation.requests import Generation
 from handlers.generation.responses import Logprob, Piece, Usage, Writer
 
@@ -19,9 +21,19 @@ class Choice:
         context: the prompt that the text continues; empty for a chat's answer, which begins a text of its own.
         generation: what was asked.
         end: token ids that end a text.
+        calls: how the model writes calls of functions, where it may write some.
+        constraint: what the text must follow, if anything.
     """
 
-    def __init__(self, tokenizer: Any, context: Sequence[int], generation: Generation, end: frozenset[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        context: Sequence[int],
+        generation: Generation,
+        end: frozenset[int],
+        calls: Format | None = None,
+        constraint: Constraint | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, context)
         self._stops = StopStrings(generation.stop)
@@ -30,6 +42,12 @@ class Choice:
         self._decoded = 0  # characters, those that are held back included
         self._text: list[str] = []
         self._logprobs: list[Logprob] | None = None if generation.sampling.logprobs is None else []
+        self._reader = None if calls is None else CallReader(calls)
+        self._calls: list[Call] = []
+        # special ones among them are no text to the tokenizer
+        tokens = {} if calls is None else calls.tokens(tokenizer.added_tokens_encoder)
+        self._marks = {token: text for text, token in tokens.items()}
+        self.constraint = constraint
         self.tokens = 0
         self.finish: Finish | None = None
 
@@ -42,30 +60,47 @@ class Choice:
             self._count(token)
             if token.id in self._end:
                 continue  # an end is no text, whether or not it ends this one
-            self._show(self._detokenizer.add(token.id))
+            if token.id in self._marks:
+                self._show(self._detokenizer.rest() + self._marks[token.id])
+            else:
+                self._show(self._detokenizer.add(token.id))
         if finish is not None and self.finish is None:
             self._show(self._detokenizer.rest())
             if self.finish is None:
-                self._text.append(self._stops.rest())
+                self._read(self._stops.rest())
                 self.finish = finish
 
     def take(self, index: int) -> Piece | None:
         """What is new, as a piece; None where nothing is."""
+        if self.finish is not None and self._reader is not None:
+            self._keep(*self._reader.rest())
         text, self._text = "".join(self._text), []
         logprobs = self._logprobs
         if logprobs is not None:
             self._logprobs = []
-        if not text and not logprobs and self.finish is None:
+        calls, self._calls = self._calls, []
+        if not text and not logprobs and not calls and self.finish is None:
             return None
-        return Piece(index, text, logprobs, self.finish)
+        called = self.finish == "stop" and self._reader is not None and self._reader.complete
+        return Piece(index, text, logprobs, "tool_calls" if called else self.finish, calls)
 
     def _show(self, text: str) -> None:
         if not text:
             return
         self._decoded += len(text)
-        self._text.append(self._stops.add(text, watch=self.tokens > self._least))
+        self._read(self._stops.add(text, watch=self.tokens > self._least))
         if self._stops.found:
             self.finish = "stop"
+
+    def _read(self, text: str) -> None:
+        if self._reader is None:
+            self._text.append(text)
+        else:
+            self._keep(*self._reader.add(text))
+
+    def _keep(self, text: str, calls: list[Call]) -> None:
+        self._text.append(text)
+        self._calls += calls
 
     def _count(self, token: Token) -> None:
         if self._logprobs is None or token.logprob is None:
@@ -127,7 +162,8 @@ class Exchange:
             self.first = time.monotonic()
         self._choices[index].add(output.tokens, output.finish)
         if output.error is not None:
-            self.error = output.error
+            constraint = self._choices[index].constraint
+            self.error = (constraint and constraint.failure) or output.error
 
     def finished(self, index: int) -> bool:
         """Whether the choice at `index` needs no more tokens."""

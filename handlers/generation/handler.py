@@ -1,6 +1,7 @@
 """Text generation: a decoder-only model behind TorchServe, spoken to like OpenAI, batched anew at every token."""
 
 import importlib.util
+import logging
 import time
 import uuid
 from collections.abc import Mapping
@@ -10,18 +11,22 @@ from typing import Any
 
 from handlers import decoding
 from handlers.config import ConfigError
-from handlers.errors import UnknownRoute, shown
+from handlers.errors import RequestError, UnknownRoute, shown
 from handlers.generation import requests, responses
 from handlers.generation.continuous import ContinuousEngine
 from handlers.generation.engine import Engine, Sequence
 from handlers.generation.exchange import Choice, Exchange
-from handlers.generation.mailbox import MailboxHandler, Reply
+from handlers.generation.grammar import PACKAGE, Grammar, Grammars, version
+from handlers.generation.mailbox import Later, MailboxHandler, Reply
 from handlers.generation.prompts import Prompts
 from handlers.generation.requests import DESCRIBE, MODELS, Generation
 from handlers.generation.responses import Writer
 from handlers.generation.settings import GenerationConfig
+from handlers.options import checked
 from handlers.serialise import dumps
 from handlers.threads import Threads
+
+logger = logging.getLogger(__name__)
 
 FIRST_TOKEN, PER_TOKEN = "batchserve_time_to_first_token_seconds", "batchserve_time_per_token_seconds"
 
@@ -39,10 +44,11 @@ class GenerationHandler(MailboxHandler):
         self.engine = self._engine(directory, properties.get("gpu_id"))
         trust = self.settings.trust_remote_code
         self.prompts = Prompts(directory, self.engine.max_model_len, trust_remote_code=trust)
+        self.grammars, self._no_grammars = self._constraints()
         self._exchanges: dict[str, tuple[Exchange, set[int]]] = {}  # with the choices that the engine still runs
         self._created = int(time.time())
 
-    def admit(self, id: str, row: Mapping[str, Any], headers: decoding.Headers) -> Exchange | Reply:
+    def admit(self, id: str, row: Mapping[str, Any], headers: decoding.Headers) -> Exchange | Reply | Later:
         """See MailboxHandler.admit."""
         self.metrics.count("batchserve_requests_total")
         route = decoding.route_of(headers)
@@ -52,7 +58,15 @@ class GenerationHandler(MailboxHandler):
         if route == MODELS or route.startswith(f"{MODELS}/"):
             return self._models(route)
         generation = requests.parse(decoding.decode(row, headers), self.engine.vocabulary)
-        return self._start(id, generation, self.prompts.encode(generation))
+        encoded = self.prompts.encode(generation)
+        rules = self.prompts.rules(generation)
+        if rules is None:
+            return self._start(id, generation, encoded, None)
+        param = "tools" if generation.toolbox.callable else "response_format"
+        grammars = self.grammars
+        if grammars is None:
+            raise RequestError(f"{param} is not offered here: {self._no_grammars}.", code="not_offered", param=param)
+        return Later(lambda: self._start(id, generation, encoded, checked(rules, param, grammars.compile)))
 
     def collect(self, timeout: float) -> None:
         """See MailboxHandler.collect."""
@@ -92,7 +106,26 @@ class GenerationHandler(MailboxHandler):
 
     def card(self) -> dict[str, Any]:
         """What is served, for `GET /models/NAME?customized=true` and the log."""
-        return {"task": self.settings.task, **self.engine.card(), "slots": self.slots}
+        offered = self.grammars is not None
+        return {
+            "task": self.settings.task,
+            **self.engine.card(),
+            "slots": self.slots,
+            "response_format": ["text", *(("json_object", "json_schema") if offered else ())],
+            "tools": offered and self.prompts.calls is not None,
+        }
+
+    def _constraints(self) -> tuple[Grammars | None, str]:
+        """What compiles grammars, or why nothing does."""
+        if self.settings.engine != "transformers":
+            return None, f"the engine {self.settings.engine} is served without it"
+        if version() is None:
+            return None, f"the package {PACKAGE} is not installed (pip install {PACKAGE})"
+        try:
+            return Grammars(self.prompts.tokenizer, self.engine.vocabulary, self.prompts.end), ""
+        except Exception as error:  # noqa: BLE001 - whatever it is, all else can be served
+            logger.warning("No response_format and tools: %s cannot use the tokenizer: %s", PACKAGE, error)
+            return None, f"{PACKAGE} cannot use the model's tokenizer"
 
     def _engine(self, directory: Path, gpu_id: int | None) -> Engine:
         if self.settings.engine == "vllm":
@@ -111,8 +144,11 @@ class GenerationHandler(MailboxHandler):
             raise UnknownRoute(f"There is no model {shown(name)} here.", code="model_not_found", param="model")
         return Reply(dumps(responses.model(self.model_name, self._created)))
 
-    def _start(self, id: str, generation: Generation, encoded: list[tuple[int, ...]]) -> Exchange:
+    def _start(
+        self, id: str, generation: Generation, encoded: list[tuple[int, ...]], grammar: Grammar | None
+    ) -> Exchange:
         """Hand a request's sequences to the engine."""
+        calls = self.prompts.calls if generation.toolbox.callable else None
         end = frozenset() if generation.ignore_eos else self.prompts.end
         choices: list[Choice] = []
         sequences: list[Sequence] = []
@@ -122,7 +158,8 @@ class GenerationHandler(MailboxHandler):
                 if sampling.seed is not None:
                     sampling = replace(sampling, seed=sampling.seed + number)
                 context = () if generation.shape == "chat" else prompt
-                choices.append(Choice(self.prompts.tokenizer, context, generation, self.prompts.end))
+                constraint = grammar.constraint() if grammar is not None else None
+                choices.append(Choice(self.prompts.tokenizer, context, generation, self.prompts.end, calls, constraint))
                 sequences.append(
                     Sequence(
                         id=f"{id}/{len(sequences)}",
@@ -131,6 +168,7 @@ class GenerationHandler(MailboxHandler):
                         sampling=sampling,
                         end=end,
                         priority=generation.priority,
+                        constraint=constraint,
                     )
                 )
         kind = "chatcmpl" if generation.shape == "chat" else "cmpl"

@@ -1,70 +1,42 @@
-"""The checks of single parameters: each returns the value to use or raises a RequestError without `param`."""
+"""The checks of single parameters, beside those of handlers/options.py: each returns the value to use or raises a
+RequestError that says `The option` for the parameter's name.
+"""
 
+import json
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from handlers import options
 from handlers.errors import RequestError, shown
 
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 1000
 MAX_BIASES = 1024
 LARGEST_BIAS = 100.0
+MAX_SCHEMA_CHARACTERS = 1 << 16
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a schema or a function, as OpenAI has them
 
 Check = Callable[[Any], Any]
 
 
-def number(low: float, high: float, *, above: bool = False) -> Check:
-    """A check for numbers from `low` (or, where `above`, beyond it) to `high`."""
+def above_zero(most: float) -> Check:
+    """A check for numbers up to `most`, 0 not among them."""
 
     def check(value: Any) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise RequestError("The parameter must be a number.", code="invalid_type")
-        if not low <= value <= high or (above and value == low):  # NaN is not in any range
-            start = f"above {low:g}" if above else f"from {low:g}"
-            raise RequestError(
-                f"The parameter is {shown(value)}; it must be {start} to {high:g}.", code="invalid_value"
-            )
-        return float(value)
+        found = options.number(0, most)(value)
+        if found == 0:
+            raise RequestError(f"The option must be above 0 and at most {most:g}.", code="invalid_value")
+        return found
 
     return check
-
-
-def integer(low: int, high: int | None = None) -> Check:
-    """A check for whole numbers from `low` to `high`."""
-
-    def check(value: Any) -> int:
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)  # JSON has one kind of number
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise RequestError("The parameter must be a whole number.", code="invalid_type")
-        if value < low or (high is not None and value > high):
-            most = f" and at most {high}" if high is not None else ""
-            given = "too large" if abs(value) >= 10**20 else value
-            raise RequestError(f"The parameter is {given}; it must be at least {low}{most}.", code="invalid_value")
-        return value
-
-    return check
-
-
-def boolean(value: Any) -> bool:
-    """true or false."""
-    if not isinstance(value, bool):
-        raise RequestError("The parameter must be true or false.", code="invalid_type")
-    return value
-
-
-def string(value: Any) -> str:
-    """A text."""
-    if not isinstance(value, str):
-        raise RequestError("The parameter must be a string.", code="invalid_type")
-    return value
 
 
 def top_k(value: Any) -> int:
     """So many tokens; -1 and 0 are all."""
-    count: int = integer(-1)(value)
-    return max(count, 0)
+    return max(options.integer(-1)(value), 0)
 
 
 def stops(value: Any) -> tuple[str, ...]:
@@ -99,3 +71,50 @@ def logit_bias(value: Any) -> dict[int, float]:
             )
         biases[int(key)] = float(bias)
     return biases
+
+
+def response_format(value: Any) -> Mapping[str, Any] | None:
+    """The JSON schema that an answer must follow; None for any text."""
+    found = options.members(value, "response_format", ["type"], ["json_schema"])
+    kind, described = found["type"], found.get("json_schema")
+    if kind == "json_schema":
+        inside = "response_format.json_schema"
+        named = options.members(described, inside, ["name"], ["description", "schema", "strict"])
+        name_of(named["name"], f"{inside}.name")
+        options.checked(named.get("strict", True), f"{inside}.strict", options.boolean)
+        return schema(named.get("schema", ANY_OBJECT), f"{inside}.schema")
+    if kind not in ("text", "json_object"):
+        raise RequestError(
+            f"response_format has the type {shown(kind)}; known are text, json_object and json_schema.",
+            code="invalid_value",
+            param="response_format.type",
+        )
+    return None if kind == "text" else ANY_OBJECT
+
+
+def name_of(value: Any, param: str) -> str:
+    """The name of a schema or a function, sent as `param`."""
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise RequestError(f"{param} must be 1 to 64 letters, digits, _ or -.", code="invalid_value", param=param)
+    return value
+
+
+def schema(value: Any, param: str) -> Mapping[str, Any]:
+    """A JSON schema, sent as `param`; whether it can be followed, the grammar says."""
+    if not isinstance(value, dict):
+        raise RequestError(
+            f"{param} is {options.json_type(value)}; it must be an object.", code="invalid_type", param=param
+        )
+    try:
+        characters = len(json.dumps(value, allow_nan=False))
+    except ValueError:
+        raise RequestError(f"{param} holds a number that is none.", code="invalid_value", param=param) from None
+    except RecursionError:
+        characters = MAX_SCHEMA_CHARACTERS + 1
+    if characters > MAX_SCHEMA_CHARACTERS:
+        raise RequestError(
+            f"{param} is too large or too deep; at most {MAX_SCHEMA_CHARACTERS} characters work.",
+            code="schema_too_large",
+            param=param,
+        )
+    return value

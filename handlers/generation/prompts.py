@@ -1,5 +1,6 @@
 """Messages and texts → token ids, refused early where they cannot fit."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,9 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from handlers.errors import RequestError
+from handlers.generation import rules
+from handlers.generation.calls import Format, NoCalls, find_format
+from handlers.generation.messages import Message, characters
 from handlers.generation.requests import Generation, Prompt
 
 CHARACTERS_PER_TOKEN = 64  # more than any text has; what is longer is not tokenised at all
@@ -23,6 +27,7 @@ class Prompts:
     Attributes:
         tokenizer: transformers' own.
         end: token ids that end a text.
+        calls: how the model writes calls of functions; None where it writes none, or in a way that is not known.
     """
 
     def __init__(self, directory: Path, max_model_len: int, *, trust_remote_code: bool = False) -> None:
@@ -31,6 +36,7 @@ class Prompts:
         )
         self.max_model_len = max_model_len
         self.end = _end(directory, self.tokenizer, trust_remote_code)
+        self.calls, self._no_calls = self._find_calls()
 
     def encode(self, generation: Generation) -> list[tuple[int, ...]]:
         """The token ids of each prompt.
@@ -39,7 +45,7 @@ class Prompts:
             RequestError: there is no chat template, it refuses the messages, or a prompt leaves no room for an answer.
         """
         if generation.shape == "chat":
-            prompts: Sequence[Prompt] = (self._chat(generation.messages),)
+            prompts: Sequence[Prompt] = (self._chat(generation),)
             names = [generation.field]
         else:
             prompts = generation.prompts
@@ -55,17 +61,49 @@ class Prompts:
         """Most tokens of the answer."""
         return self.max_model_len - len(prompt) if max_tokens is None else max_tokens
 
-    def _chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def rules(self, generation: Generation) -> str | None:
+        """What each answer must follow, see the module `rules`; None where it may be any text."""
+        if generation.schema is not None:
+            return rules.json_answer(generation.schema)
+        if self.calls is None or not generation.toolbox.callable:
+            return None
+        tokens = self.calls.tokens(self.tokenizer.added_tokens_encoder)
+        return rules.calls(self.calls, generation.toolbox, tokens, self.end)
+
+    def _find_calls(self) -> tuple[Format | None, str]:
+        """How calls are written, or why there are none."""
+        try:
+            ends = [self.tokenizer.decode([token]) for token in self.end]
+            return find_format(self._render, ends) if self.tokenizer.chat_template is not None else None, ""
+        except NoCalls as error:
+            return None, str(error)
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], answer: bool) -> str:
+        text: str = self.tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tools=[dict(tool) for tool in tools] or None,
+            tokenize=False,
+            add_generation_prompt=answer,
+        )
+        return text
+
+    def _chat(self, generation: Generation) -> str:
+        messages = generation.messages
+        tools = [tool.definition() for tool in generation.toolbox.tools]
         if self.tokenizer.chat_template is None:
             raise RequestError(
                 "The model has no chat template; use v1/completions.", code="no_chat_template", param="messages"
             )
-        # before the template, which takes time too
-        self._check_characters(sum(len(message["content"]) for message in messages), "messages")
-        try:
-            text: str = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+        if self.calls is None and (tools or any("tool_calls" in message for message in messages)):
+            param = "tools" if tools else "messages"
+            raise RequestError(
+                f"{param} with calls cannot be served: {self._no_calls}.", code="unsupported_parameter", param=param
             )
+        # before the template, which takes time too
+        self._check_characters(characters(messages), "messages")
+        self._check_characters(sum(len(json.dumps(tool)) for tool in tools), "tools")
+        try:
+            text = self._render(messages, tools, True)
         except Exception as error:
             if type(error).__module__.partition(".")[0] != "jinja2":
                 raise

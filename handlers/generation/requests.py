@@ -13,15 +13,16 @@ from typing import Any
 from handlers import options
 from handlers.decoding import Call
 from handlers.errors import RequestError, UnknownRoute, nearest, shown
-from handlers.generation import parameters
+from handlers.generation import parameters, tools
 from handlers.generation.engine import Sampling
-from handlers.generation.parameters import Check, boolean, integer, number, string
+from handlers.generation.messages import Message, messages
+from handlers.generation.parameters import Check
+from handlers.generation.tools import NO_CALLS, Toolbox, toolbox
+from handlers.options import boolean, integer, number, string
 
 CHAT, COMPLETIONS, MODELS = "v1/chat/completions", "v1/completions", "v1/models"
 DESCRIBE = "describe"  # what is served and how it stands
 MAX_SEQUENCES = 128  # of one request: prompts × n
-MAX_MESSAGES = 4096
-ROLES = ("system", "developer", "user", "assistant")
 
 Prompt = str | tuple[int, ...]
 
@@ -32,7 +33,7 @@ _SAMPLING: Mapping[str, Check] = {
     "seed": integer(-(2**63), 2**63 - 1),
     "presence_penalty": number(-2, 2),
     "frequency_penalty": number(-2, 2),
-    "repetition_penalty": number(0, 10, above=True),
+    "repetition_penalty": parameters.above_zero(10),
     "logit_bias": parameters.logit_bias,
     "min_tokens": integer(0),
 }
@@ -44,6 +45,7 @@ _COMMON: Mapping[str, Check] = {
     "ignore_eos": boolean,
     "priority": integer(-(2**31), 2**31 - 1),
     "stream": boolean,
+    "response_format": parameters.response_format,
 }
 _OPENAI: Mapping[str, Check] = {**_COMMON, "model": string, "stream_options": lambda value: value}
 _KNOWN: Mapping[str, Mapping[str, Check]] = {
@@ -52,6 +54,9 @@ _KNOWN: Mapping[str, Mapping[str, Check]] = {
         "max_completion_tokens": integer(1),
         "logprobs": boolean,
         "top_logprobs": integer(0, 20),
+        "tools": tools.tools,
+        "tool_choice": tools.tool_choice,
+        "parallel_tool_calls": boolean,
     },
     "completions": {**_OPENAI, "logprobs": integer(0, 5)},
     "plain": {**_COMMON, "max_new_tokens": integer(1), "do_sample": boolean},
@@ -60,12 +65,8 @@ _KNOWN: Mapping[str, Mapping[str, Check]] = {
 _LABELS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier"})
 # What we do not do, and the values that ask for nothing of it.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -96,12 +97,14 @@ class Generation:
         include_usage: whether a stream ends with its usage.
         ignore_eos: whether the model's own end of text is no end.
         priority: lower goes first among those that wait.
+        schema: the JSON schema that each answer must follow; None for none.
+        toolbox: what may and must be called.
     """
 
     shape: str
     field: str
     sampling: Sampling
-    messages: tuple[Mapping[str, Any], ...] = ()
+    messages: tuple[Message, ...] = ()
     prompts: tuple[Prompt, ...] = ()
     stop: tuple[str, ...] = ()
     max_tokens: int | None = None
@@ -110,6 +113,8 @@ class Generation:
     include_usage: bool = False
     ignore_eos: bool = False
     priority: int = 0
+    schema: Mapping[str, Any] | None = None
+    toolbox: Toolbox = NO_CALLS
 
 
 def check_route(route: str) -> None:
@@ -147,15 +152,10 @@ def parse(call: Call, vocabulary: int) -> Generation:
                 code="invalid_value",
                 param="logit_bias",
             )
-    messages: tuple[Mapping[str, Any], ...] = ()
-    prompts: tuple[Prompt, ...] = ()
-    if shape == "chat":
-        messages = _messages(body[name])
-    else:
-        prompts = _prompts(body[name], name, vocabulary, several=shape == "completions")
     n = values.get("n", 1)
     if shape == "plain" and n > 1:
         raise RequestError(f"n is for {CHAT} and {COMPLETIONS}.", code="invalid_value", param="n")
+    prompts = () if shape == "chat" else _prompts(body[name], name, vocabulary, several=shape == "completions")
     if max(len(prompts), 1) * n > MAX_SEQUENCES:
         raise RequestError(
             f"{len(prompts)} prompts × n {n} are more than {MAX_SEQUENCES} answers.", code="invalid_value", param="n"
@@ -163,7 +163,7 @@ def parse(call: Call, vocabulary: int) -> Generation:
     return Generation(
         shape=shape,
         field=name,
-        messages=messages,
+        messages=messages(body[name]) if shape == "chat" else (),
         prompts=prompts,
         sampling=_sampling(values, shape),
         stop=values.get("stop", ()),
@@ -173,7 +173,28 @@ def parse(call: Call, vocabulary: int) -> Generation:
         include_usage=_include_usage(values),
         ignore_eos=values.get("ignore_eos", False),
         priority=values.get("priority", 0),
+        schema=values.get("response_format"),
+        toolbox=_toolbox(values),
     )
+
+
+def _toolbox(values: Mapping[str, Any]) -> Toolbox:
+    """What may be called; what cannot go with a constrained answer is refused."""
+    found = toolbox(values)
+    schema = values.get("response_format")
+    if schema is not None and found.callable:
+        raise RequestError(
+            "response_format is for answers without calls: leave tools out or set tool_choice to none.",
+            code="invalid_value",
+            param="response_format",
+        )
+    if values.get("ignore_eos") and (schema is not None or found.callable):
+        raise RequestError(
+            "ignore_eos does not go with response_format and tools, whose answers have an end.",
+            code="invalid_value",
+            param="ignore_eos",
+        )
+    return found
 
 
 def _without_input(body: dict[str, Any], shape: str) -> tuple[dict[str, Any], str]:
@@ -209,9 +230,9 @@ def _checked(given: Mapping[str, Any], shape: str) -> dict[str, Any]:
         if key in known:
             try:
                 values[key] = known[key](value)
-            except RequestError as error:
-                said = error.message.replace("The parameter", key)
-                raise RequestError(said, code=error.code, param=key) from None
+            except RequestError as error:  # those of objects name what is at fault inside
+                said = error.message.replace("The option", key)
+                raise RequestError(said, code=error.code, param=error.param or key) from None
         elif shape != "plain" and key in _NEUTRAL:
             if not any(value == neutral and type(value) is type(neutral) for neutral in _NEUTRAL[key]):
                 raise RequestError(
@@ -328,54 +349,3 @@ def _ids(value: list[Any], param: str, vocabulary: int) -> tuple[int, ...]:
                 param=f"{param}[{i}]",
             )
     return tuple(value)
-
-
-def _messages(value: Any) -> tuple[Mapping[str, Any], ...]:
-    if not isinstance(value, list):
-        raise RequestError("messages must be a list.", code="invalid_type", param="messages")
-    if not value:
-        raise RequestError("messages is empty.", code="empty_messages", param="messages")
-    if len(value) > MAX_MESSAGES:
-        raise RequestError(f"There are more than {MAX_MESSAGES} messages.", code="invalid_value", param="messages")
-    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(value))
-
-
-def _message(message: Any, param: str) -> Mapping[str, Any]:
-    if not isinstance(message, dict):
-        raise RequestError(f"{param} must be an object.", code="invalid_type", param=param)
-    role = message.get("role")
-    if role not in ROLES:
-        raise RequestError(
-            f"{param}.role must be one of {', '.join(ROLES)}.", code="invalid_value", param=f"{param}.role"
-        )
-    if message.get("tool_calls") or message.get("function_call"):
-        raise RequestError(
-            f"{param} has tool calls, which are not supported.", code="unsupported_parameter", param=param
-        )
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "".join(_part(part, f"{param}.content[{i}]") for i, part in enumerate(content))
-    elif not isinstance(content, str):
-        raise RequestError(
-            f"{param}.content must be a string or a list of text parts.", code="invalid_type", param=f"{param}.content"
-        )
-    if content:
-        _text(content, f"{param}.content")
-    # templates know the role by its older name
-    found = {"role": "system" if role == "developer" else role, "content": content}
-    if (name := message.get("name")) is not None:
-        if not isinstance(name, str):
-            raise RequestError(f"{param}.name must be a string.", code="invalid_type", param=f"{param}.name")
-        found["name"] = _text(name, f"{param}.name")
-    return found
-
-
-def _part(part: Any, param: str) -> str:
-    if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-        raise RequestError(
-            f'{param} must be a text part: {{"type": "text", "text": "…"}}; others are not supported.',
-            code="invalid_type",
-            param=param,
-        )
-    text: str = part["text"]
-    return text

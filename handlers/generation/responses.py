@@ -9,18 +9,20 @@ A plain body with `inputs` is answered as Hugging Face's inference API does: [{"
 """
 
 import time
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from handlers.codecs.codec import ascii_json
 from handlers.codecs.openai import complaint
 from handlers.errors import RequestError
-from handlers.generation.engine import Finish
+from handlers.generation.calls import Call
 from handlers.generation.requests import Generation
 from handlers.serialise import dumps
 
 DONE = b"data: [DONE]\n\n"
+CALL_ID = 9  # characters: Mistral's chat templates accept no other ids
 
 
 class Usage(NamedTuple):
@@ -62,13 +64,15 @@ class Piece:
         index: of the choice.
         text: what is new.
         logprobs: of the tokens since the last piece; None where none are asked for.
-        finish: why the choice ended; None while it goes on.
+        finish: why the choice ended, in OpenAI's words; None while it goes on.
+        calls: what is new of its calls of functions.
     """
 
     index: int
     text: str = ""
     logprobs: list[Logprob] | None = None
-    finish: Finish | None = None
+    finish: str | None = None
+    calls: Sequence[Call] = ()
 
 
 @dataclass
@@ -144,9 +148,14 @@ class Writer:
             choice["logprobs"] = _completion_logprobs(piece.logprobs)
         elif stream:
             choice["delta"] = {"content": piece.text} if piece.text else {}
+            if piece.calls:
+                choice["delta"]["tool_calls"] = [{"index": index, **call} for index, call in _calls(piece.calls)]
             choice["logprobs"] = _chat_logprobs(piece.logprobs)
         else:
             choice["message"] = {"role": "assistant", "content": piece.text, "refusal": None}
+            if piece.calls:
+                choice["message"]["content"] = piece.text or None
+                choice["message"]["tool_calls"] = [call for _, call in _calls(piece.calls)]
             choice["logprobs"] = _chat_logprobs(piece.logprobs)
         return {**choice, "finish_reason": piece.finish}
 
@@ -169,6 +178,16 @@ def model(name: str, created: int) -> dict[str, Any]:
 
 def _sse(value: Any) -> bytes:
     return b"data: " + dumps(value) + b"\n\n"
+
+
+def _calls(pieces: Sequence[Call]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each call that the pieces are of, with its place in the answer; its name and id where it begins among them."""
+    for index in sorted({piece.index for piece in pieces}):
+        parts = [piece for piece in pieces if piece.index == index]
+        name = parts[0].name
+        function = {} if name is None else {"name": name}
+        head = {} if name is None else {"id": uuid.uuid4().hex[:CALL_ID], "type": "function"}
+        yield index, {**head, "function": {**function, "arguments": "".join(part.arguments for part in parts)}}
 
 
 def _chat_logprobs(found: Sequence[Logprob] | None) -> dict[str, Any] | None:

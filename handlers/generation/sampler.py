@@ -1,6 +1,7 @@
 """Logits → the next token, each sequence by its own settings, whatever its neighbours use.
 
-The order is transformers' own: bias, repetition, presence and frequency, the least length, temperature, top_k, top_p.
+The order is transformers' own: bias, repetition, presence and frequency, the least length, what a grammar allows,
+temperature, top_k, top_p.
 A token is drawn with one number from the sequence's own generator, on the cumulated probabilities in the order of the
 vocabulary. So the same seed gives the same text in any company: nothing is drawn from a generator that others use too,
 and rounding, which does depend on the company, only matters where a draw falls on the edge between two tokens.
@@ -41,26 +42,38 @@ class Chain:
     @property
     def plain(self) -> bool:
         """Whether the next token is just the most probable one."""
-        return self.greedy and not self._changes and not self._held
+        return self.greedy and not self._changes and not self._held and self.sequence.constraint is None
 
     @property
     def _held(self) -> bool:
         """Whether the text may not end yet."""
         return self.length < self.sequence.sampling.min_tokens and bool(self._end)
 
-    def add(self, token: int) -> None:
-        """Count a token that was chosen."""
+    def add(self, token: int) -> bool:
+        """Count a token that was chosen; False where it is none that its constraint allows."""
         self.length += 1
         self.generated[token] += 1
+        constraint = self.sequence.constraint
+        if constraint is not None:
+            constraint.add(token)
+        return constraint is None or constraint.failure is None
 
-    def choose(self, logits: Tensor) -> int:
-        """The next token by these settings.
+    def choose(self, logits: Tensor) -> int | None:
+        """The next token by these settings; None where its constraint leaves none.
 
         Args:
             logits: (vocabulary,) float32; it is not changed.
         """
-        sampling = self.sequence.sampling
+        sampling, constraint = self.sequence.sampling, self.sequence.constraint
         scores = self._scores(logits) if self._changes or self._held else logits
+        if constraint is not None:
+            bits = constraint.allowed()
+            if bits is None:
+                return None
+            scores = self._constrained(scores, unpacked(bits, scores))
+            if not scores.amax().isfinite():
+                constraint.fail("The model gives no probability to anything that the answer may go on with.")
+                return None
         if self.greedy:
             return int(scores.argmax())
         return draw(scores, sampling.temperature, sampling.top_k, sampling.top_p, self.random.random())
@@ -80,9 +93,24 @@ class Chain:
             ids = torch.tensor(list(self.generated), device=scores.device)
             counts = torch.tensor(list(self.generated.values()), dtype=torch.float32, device=scores.device)
             scores[ids] -= sampling.presence_penalty + sampling.frequency_penalty * counts
-        if self._held:
+        if self._held and self.sequence.constraint is None:
             scores[self._end] = -math.inf
         return scores
+
+    def _constrained(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        """Scores with only what is allowed left; a text that can go on no more ends, however few tokens it has."""
+        if self._held:
+            others = allowed.clone()
+            others[self._end] = False
+            allowed = others if others.any() else allowed
+        return scores.masked_fill(~allowed, -math.inf)
+
+
+def unpacked(bits: bytes, scores: Tensor) -> Tensor:
+    """A bit for each token → (vocabulary,) bool, where and as long as `scores` are."""
+    packed = torch.frombuffer(bytearray(bits), dtype=torch.uint8).to(scores.device)
+    places = torch.arange(8, dtype=torch.uint8, device=scores.device)
+    return (packed.unsqueeze(1) >> places & 1).flatten()[: scores.numel()].bool()
 
 
 def draw(scores: Tensor, temperature: float, top_k: int, top_p: float, number: float) -> int:
@@ -134,7 +162,8 @@ def next_tokens(logits: Tensor, chains: list[Chain]) -> list[Token | None]:
         chains: the sequences, in the order of the rows.
 
     Returns:
-        A token per chain; None where the logits are not finite, so that there is nothing to choose by.
+        A token per chain; None where the logits are not finite or a constraint has failed, so that there is nothing to
+        choose by.
     """
     logits = logits[: len(chains)]
     finite, most_probable = logits.amax(-1).isfinite().tolist(), logits.argmax(-1).tolist()
@@ -144,7 +173,9 @@ def next_tokens(logits: Tensor, chains: list[Chain]) -> list[Token | None]:
             tokens.append(None)
             continue
         token = most_probable[row] if chain.plain else chain.choose(logits[row])
-        chain.add(token)
+        if token is None or not chain.add(token):
+            tokens.append(None)
+            continue
         tokens.append(_with_logprobs(token, logits[row], chain.sequence.sampling.logprobs))
     return tokens
 
