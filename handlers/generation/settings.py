@@ -34,7 +34,7 @@ class GenerationConfig(Section):
         num_blocks: cache blocks; None takes what fits into cache_gib.
         cache_gib: memory for the cache; None takes most of what is free on a GPU, and 2 GiB on a CPU.
         prefix_sharing: prompts that begin alike share the blocks of their beginning.
-        threads: intra-op threads; None takes the machine's cores.
+        threads: intra-op threads; None takes the machine's cores, or what vLLM takes, whose workers get so many each.
         max_response_bytes: TorchServe's `max_response_size`; a larger answer would kill the worker.
         trust_remote_code: whether code in the model's directory may run; only ever set by the builder on request.
         profile: TorchServe's own switch for its `timed` decorator.
@@ -73,7 +73,7 @@ class GenerationConfig(Section):
                 "handler: engine_options are for engine: vllm; the transformers engine has keys of its own"
             )
         if self.engine == "vllm":
-            for key in ("page_size", "num_blocks", "cache_gib", "threads"):
+            for key in ("page_size", "num_blocks", "cache_gib"):
                 if getattr(self, key) is not None:
                     raise ConfigError(
                         f"handler: {key} is the transformers engine's; vLLM's are given in engine_options"

@@ -59,6 +59,7 @@ class VllmEngine(Engine):
 
     def __init__(self, directory: Path, config: GenerationConfig, gpu_id: int | None = None) -> None:
         self._arguments = _arguments(directory, config, gpu_id)
+        self._threads = config.threads
         self._changed = threading.Condition()
         self._renewal = threading.Lock()
         self._open: set[str] = set()
@@ -154,6 +155,8 @@ class VllmEngine(Engine):
         # unless told not to, vLLM reports its use to its makers, and its processes look for files on the hub
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        if self._threads is not None:
+            os.environ.update(OMP_NUM_THREADS=str(self._threads), VLLM_CPU_OMP_THREADS_BIND="nobind")
         self._counts = _Counts()
         others = running()
         try:

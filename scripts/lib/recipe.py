@@ -32,6 +32,7 @@ from scripts.lib.tree import LeftOut
 
 #: Worker start-up and warm-up may take long on a large model; the frontend's own default is 120 s.
 STARTUP_TIMEOUT = 300
+VLLM_STARTUP_TIMEOUT = 900  # it compiles, and captures graphs
 _MODEL = "model"
 _RECORDED = ("torch", "transformers", "tokenizers", "safetensors", "torchserve", "torch-model-archiver")
 
@@ -190,7 +191,8 @@ def _settings(found: Checkpoint, task: Task, overrides: Mapping[str, Any]) -> di
 
 
 def _config(settings: dict[str, Any], order: Order, mode: Mapping[str, Any]) -> bytes:
-    longest = max(STARTUP_TIMEOUT, order.response_timeout)
+    startup = VLLM_STARTUP_TIMEOUT if settings.get("engine") == "vllm" else STARTUP_TIMEOUT
+    longest = max(startup, order.response_timeout)
     return archive.model_config(settings, response_timeout=order.response_timeout, startup_timeout=longest, mode=mode)
 
 

@@ -11,7 +11,7 @@ from scripts.lib import archive, integrity
 from scripts.lib.errors import UserError
 from scripts.lib.user_handler import clean_environment
 
-SECONDS = 600
+SECONDS = 900
 _SERVICE = Path(__file__).with_name("service.py")
 _SHOWN = 40  # lines of a failed worker's error
 
