@@ -136,3 +136,40 @@ def test_two_hundred_mixed_requests_a_third_of_which_leave(start: Start, directo
     assert frontend.at_rest(), (frontend.handler.engine.stats(), time.monotonic() - started)
     assert not frontend.handler._exchanges
     assert not frontend.handler.engine._chains
+
+
+def test_a_new_request_gets_its_first_token_while_eight_go_on(
+    start: Start, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted in steps: one may be under way, and the prompt is read in pieces that leave the eight their tokens."""
+    frontend = start(directory, num_blocks=280)  # a step has 48 tokens: eight of those that run, 40 of a prompt
+    engine = frontend.handler.engine
+    manager, steps, handed = engine._manager, [], {}
+    choose, submit = manager._choose, manager.submit
+
+    def watched(logits: torch.Tensor, ids: list[str]) -> list[int]:
+        steps.append(set(ids))
+        time.sleep(0.01)  # so that those who run are still there when the others come
+        return choose(logits, ids)
+
+    def noted(sequence: Any) -> None:
+        handed[sequence.id] = len(steps)
+        submit(sequence)
+
+    monkeypatch.setattr(manager, "_choose", watched)
+    monkeypatch.setattr(manager, "submit", noted)
+    eight = [frontend.send({"prompt": [5] * 4, "ignore_eos": True}, COMPLETIONS) for _ in range(8)]
+    while engine.stats().running < 8:
+        frontend.call()
+    for length in (300, 4):
+        id = frontend.send({"prompt": [6] * length, "max_tokens": 1}, COMPLETIONS)
+        while id not in frontend.answers:
+            frontend.call()
+        begun = handed[f"{id}/0"]
+        first = next(number for number, ids in enumerate(steps) if f"{id}/0" in ids)
+        assert first - begun <= -(-length // 40) + 2
+        assert all({f"{other}/0" for other in eight} <= ids for ids in steps[begun + 1 : first + 1])
+    for id in eight:
+        frontend.leave(id)
+    frontend.call()
+    assert frontend.at_rest()
