@@ -16,6 +16,7 @@ from scripts.plan import plan
 from scripts.predict import predict
 from scripts.profile import profile
 from scripts.serve import serve, token
+from scripts.top import top
 from scripts.tune import tune
 from scripts.workers import register, scale, status, unregister
 
@@ -32,6 +33,7 @@ for verb in (
     serve,
     token,
     status,
+    top,
     scale,
     register,
     unregister,
