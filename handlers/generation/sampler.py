@@ -11,6 +11,7 @@ import math
 import random
 from collections import Counter
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -103,14 +104,13 @@ class Chain:
             others = allowed.clone()
             others[self._end] = False
             allowed = others if others.any() else allowed
-        return scores.masked_fill(~allowed, -math.inf)
+        return scores.where(allowed, -math.inf)
 
 
 def unpacked(bits: bytes, scores: Tensor) -> Tensor:
     """A bit for each token → (vocabulary,) bool, where and as long as `scores` are."""
-    packed = torch.frombuffer(bytearray(bits), dtype=torch.uint8).to(scores.device)
-    places = torch.arange(8, dtype=torch.uint8, device=scores.device)
-    return (packed.unsqueeze(1) >> places & 1).flatten()[: scores.numel()].bool()
+    flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=scores.numel(), bitorder="little")
+    return torch.from_numpy(flags).bool().to(scores.device)
 
 
 def draw(scores: Tensor, temperature: float, top_k: int, top_p: float, number: float) -> int:

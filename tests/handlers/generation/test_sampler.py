@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from handlers.generation.engine import Sampling, Sequence
+from handlers.generation.engine import Constraint, Sampling, Sequence
 from handlers.generation.sampler import Chain, draw, next_tokens
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -0.5, -1.0, -3.0, 1.5])
@@ -104,3 +104,54 @@ def test_the_same_seed_draws_the_same() -> None:
     assert made(5) == made(5)
     assert made(5) != made(6)
     assert made(None) != made(None)
+
+
+class Only(Constraint):
+    """Allows a few tokens, always."""
+
+    def __init__(self, *tokens: int) -> None:
+        self._bits = sum(1 << token for token in tokens)
+
+    def allowed(self) -> bytes:
+        return self._bits.to_bytes(2, "little")
+
+    def add(self, token: int) -> None:
+        if not self._bits >> token & 1:
+            self.fail("not allowed")
+
+
+def constrained(*tokens: int, **sampling: object) -> Chain:
+    found = Sampling(**sampling)  # type: ignore[arg-type]
+    return Chain(Sequence("a", (1, 2), 10, found, end=frozenset({3}), constraint=Only(*tokens)))
+
+
+def test_only_what_a_constraint_allows_is_chosen() -> None:
+    """The oracle: the same settings over the allowed logits alone."""
+    some = {"temperature": 1.2, "top_k": 3, "top_p": 0.9}
+    for number in range(50):
+        free, bound = chain(seed=number, **some), constrained(1, 4, 6, seed=number, **some)
+        kept = torch.full_like(LOGITS, -math.inf)
+        kept[[1, 4, 6]] = LOGITS[[1, 4, 6]]
+        assert bound.choose(LOGITS) == free.choose(kept)
+    greedy = constrained(4, 5, temperature=0)
+    beside = chain(temperature=0)
+    tokens = next_tokens(LOGITS.expand(2, -1).contiguous(), [greedy, beside])
+    assert [token and token.id for token in tokens] == [4, 0]
+    assert greedy.sequence.constraint is not None
+    assert greedy.sequence.constraint.failure is None
+
+
+def test_the_end_waits_for_min_tokens_unless_nothing_else_is_allowed() -> None:
+    likely = {"temperature": 0, "logit_bias": {3: 50.0}, "min_tokens": 2}
+    assert constrained(2, 3, **likely).choose(LOGITS) == 2
+    assert constrained(3, **likely).choose(LOGITS) == 3
+
+
+def test_a_constraint_that_leaves_nothing_fails_its_sequence_alone() -> None:
+    improbable = LOGITS.clone()
+    improbable[6] = -math.inf
+    dead, alive = constrained(6, seed=1), chain(temperature=0)
+    tokens = next_tokens(improbable.expand(2, -1).contiguous(), [dead, alive])
+    assert [token and token.id for token in tokens] == [None, 0]
+    assert dead.sequence.constraint is not None
+    assert dead.sequence.constraint.failure is not None
