@@ -1,5 +1,6 @@
 """TorchServe as `scripts.lib.server` runs it."""
 
+import json
 import os
 import signal
 import socket
@@ -7,13 +8,16 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import requests
+from typer.testing import CliRunner
 
+from scripts.__main__ import app
 from scripts.lib.errors import UserError
 from scripts.lib.inference import InferenceClient
 from scripts.lib.management import ManagementClient
@@ -66,6 +70,24 @@ def test_metrics_need_no_key_and_name_the_models(echo_server: TorchServe) -> Non
     post(echo_server, "echo")
     text = requests.get(f"{echo_server.urls.metrics}/metrics", timeout=30).text
     assert 'ts_inference_requests_total{model_name="echo"' in text
+
+
+def test_top_shows_a_server_that_is_not_ours(echo_server: TorchServe) -> None:
+    """Of a foreign handler TorchServe's own metrics are all there is."""
+    words = ["top", "--once", "--json", "--interval", "1", "--management", echo_server.urls.management]
+    words += ["--metrics", echo_server.urls.metrics, "--token", str(echo_server.management_key)]
+    with ThreadPoolExecutor(1) as pool:
+        seen = pool.submit(CliRunner().invoke, app, words)
+        while not seen.done():
+            url = f"{echo_server.urls.inference}/predictions/echo"
+            assert requests.post(url, data=b"x", headers=echo_server.headers(), timeout=30).status_code == 200
+    assert seen.result().exit_code == 0, seen.result().output
+    echo, other = json.loads(seen.result().stdout)["models"]
+    assert (echo["name"], echo["room"], echo["batching"], echo["generation"]) == ("echo", 321, None, None)
+    assert [worker["status"] for worker in echo["workers"]] == ["READY", "READY"]
+    assert echo["requests_per_s"] > 0
+    assert echo["latency_ms"] > 0
+    assert other["requests_per_s"] == 0
 
 
 def test_no_log_quotes_a_request(echo_server: TorchServe) -> None:

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 import requests
 import yaml
+from typer.testing import CliRunner
 
+from scripts.__main__ import app
 from scripts.lib import archive
 from scripts.lib.addresses import free_ports
 from scripts.lib.recipe import Order, prepare
@@ -198,6 +200,29 @@ def test_values_are_those_of_the_traffic(server: TorchServe, prometheus: str) ->
         "bert": 8,
         "llama": 4,
     }
+
+
+def test_top_sees_the_traffic(server: TorchServe) -> None:
+    words = ["top", "--once", "--json", "--interval", "4", "--management", server.urls.management]
+    words += ["--metrics", server.urls.metrics, "--token", str(server.management_key)]
+    with ThreadPoolExecutor(1) as pool:
+        seen = pool.submit(CliRunner().invoke, app, words)
+        while not seen.done():
+            traffic(server)
+    assert seen.result().exit_code == 0, seen.result().output
+    told = json.loads(seen.result().stdout)
+    assert told["fault"] == ""
+    assert [gpu["busy"] for gpu in told["gpus"]] == [75.0]
+    bert, llama = told["models"]
+    assert bert["requests_per_s"] > 0
+    assert bert["latency_ms"] > bert["queue_ms"] > 0
+    assert bert["batching"]["limit"] == 8
+    assert 1 <= bert["batching"]["effective_batch_size"] <= 8
+    assert sum(bert["batching"]["window"]["batch_sizes"].values()) == bert["batching"]["window"]["batches"]
+    assert {"invalid_type", "handler_failure"} <= set(bert["batching"]["window"]["errors"])
+    assert llama["generation"]["generated_tokens_per_s"] > 0
+    assert llama["generation"]["first_token_ms"]["p95"] > 0
+    assert all(worker["memory_usage"] > 0 for model in (bert, llama) for worker in model["workers"])
 
 
 def send_secrets(server: TorchServe) -> list[str]:
