@@ -40,7 +40,7 @@ def server(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         check=True,
     )  # fmt: skip
     model = {"archive": f"{NAME}.mar", "version": "1.0", "batch_size": 4, "max_batch_delay": 1, "queue": 6}
-    with start_server(tmp_path_factory.mktemp(NAME), serving_mapping(store, {NAME: model})) as server:
+    with start_server(tmp_path_factory.mktemp(NAME), serving_mapping(store, {NAME: model}), timeout=900) as server:
         yield server
 
 
