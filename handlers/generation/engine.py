@@ -142,7 +142,7 @@ class Stats:
 
     Args:
         running, waiting: sequences that have cache blocks, and that have none yet.
-        used_blocks, blocks: cache blocks that sequences hold, and all there are; a vLLM engine does not tell (0).
+        used_blocks, blocks: cache blocks that sequences hold, and all there are.
         preemptions: times that a sequence lost its blocks to others and had to compute them again.
         prefix_tokens: prompt tokens that were found in the cache.
         rebuilds: times that a failed engine was replaced.

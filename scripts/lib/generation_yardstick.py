@@ -92,7 +92,11 @@ class Yardstick(Offline):
 
 
 # Its threads are then those of OMP_NUM_THREADS, wherever they run; nothing is reported to its makers.
-_VLLM_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+_VLLM_ENVIRONMENT = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
 
 
 class _Static:
