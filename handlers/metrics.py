@@ -6,6 +6,7 @@ counters (`_bucket` with the dimension `le`, `_sum`, `_count`), because TorchSer
 
 import threading
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -79,6 +80,7 @@ class Metrics:
     ) -> None:
         self._model = model_name
         self._histograms = histograms
+        self._labels = {name: [*(f"{bound:g}" for bound in bounds), "+Inf"] for name, bounds in histograms.items()}
         self._batch: Counter[tuple[str, ...]] = Counter()
         self._sums: Counter[tuple[str, ...]] = Counter()
         self._known: dict[str, Any] = {}
@@ -103,10 +105,7 @@ class Metrics:
         """Add a value to a histogram, `times` times."""
         self.count(f"{name}_sum", value * times)
         self.count(f"{name}_count", times)
-        for bound in self._histograms[name]:
-            if value <= bound:
-                self.count(f"{name}_bucket", times, f"{bound:g}")
-        self.count(f"{name}_bucket", times, "+Inf")
+        self.count(f"{name}_bucket", times, self._labels[name][bisect_left(self._histograms[name], value)])
 
     def batch(self, size: int) -> None:
         """Count a batch of `size` requests."""
@@ -135,6 +134,11 @@ class Metrics:
         """Hand over now what ended batches have counted."""
         with self._lock:
             sums, self._sums = self._sums, Counter()
+        for name, labels in self._labels.items():
+            below = 0  # a bucket counts what the smaller ones do
+            for label in labels:
+                below += sums.pop((f"{name}_bucket", label), 0)
+                sums[f"{name}_bucket", label] = below
         for (name, *labels), value in sums.items():
             if value and name in self._known:
                 self._known[name].add_or_update(round(value, 6), [self._model, *labels])
@@ -145,9 +149,8 @@ class Metrics:
             if name == ERRORS:
                 continue
             if name.endswith("_bucket"):
-                bounds = self._histograms[name.removesuffix("_bucket")]
-                for bound in [*(f"{bound:g}" for bound in bounds), "+Inf"]:
-                    metric.add_or_update(0, [self._model, bound])
+                for label in self._labels[name.removesuffix("_bucket")]:
+                    metric.add_or_update(0, [self._model, label])
             else:
                 metric.add_or_update(int(name == STARTS), [self._model])
 
