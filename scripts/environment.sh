@@ -7,6 +7,9 @@
 
 # Python on a person's PYTHONPATH would shadow what is installed here, and the code inside archives.
 unset PYTHONPATH PYTHONHOME
+# Images of containers often set this. Nothing is compiled at installation (see below), so each process, each worker of
+# TorchServe included, would compile torch and transformers again: about 10 seconds.
+unset PYTHONDONTWRITEBYTECODE
 
 python=.venv/bin/python
 install_log=.venv/install.log
