@@ -7,8 +7,10 @@ within limits of time and memory, and only what went well is compiled again besi
 This file is both sides: imported, the worker's handle; run as a script, that process, which needs llguidance alone.
 """
 
+import itertools
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -105,7 +107,7 @@ def _serve() -> None:
             matcher = LLMatcher(known, source, log_level=0, limits=bounds)
             if not matcher.is_error():
                 matcher.compute_bitmask()
-            found.append(" ".join(matcher.get_error().split())[:LONGEST] or None)
+            found.append(_said(matcher.get_error()))
 
         thread = threading.Thread(target=attempt)
         thread.start()
@@ -114,6 +116,13 @@ def _serve() -> None:
             os._exit(1)
         print(json.dumps(found[0]), flush=True)
         signal.alarm(0)
+
+
+def _said(error: str) -> str | None:
+    """An error in a line, without the place in the rules, which are none of the client's, and the rules themselves."""
+    lines = itertools.takewhile(lambda line: not re.match(r" *\d+ \|", line), error.splitlines())
+    said = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", " ".join(" ".join(lines).split()))
+    return said[:LONGEST] or None
 
 
 if __name__ == "__main__":

@@ -37,6 +37,8 @@ def start(serve: Serve) -> Any:
     yield make
     for frontend in made:
         frontend.handler.engine.stop()
+        if frontend.handler.grammars is not None:
+            frontend.handler.grammars.stop()
 
 
 @pytest.fixture(scope="module")

@@ -163,6 +163,7 @@ def test_what_cannot_be_followed_is_refused_and_holds_up_nobody(frontend: Fronte
         error = frontend.answers[id].json()["error"]
         assert frontend.answers[id].status == 400, (body, error)
         assert error["param"] == param, (body, error)
+    assert frontend.answers[bad[0]].json()["error"]["message"].endswith("cannot be followed: Invalid type: objekt.")
     assert time.monotonic() - started < 60
     again = time.monotonic()
     assert frontend.ask(asked({"type": "integer", "multipleOf": 1000003}), route=CHAT)[0].status == 400
