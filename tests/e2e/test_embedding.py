@@ -68,7 +68,7 @@ def post(server: TorchServe, path: str = "", **request: Any) -> requests.Respons
 
 
 def scraped(server: TorchServe) -> Snapshot:
-    time.sleep(1)  # the frontend reads a worker's metric lines a moment after the answers
+    time.sleep(1.5)  # the frontend reads a worker's metric lines a moment after the answers
     return Snapshot.parse(requests.get(f"{server.urls.metrics}/metrics", timeout=10).text)
 
 
