@@ -41,7 +41,7 @@ def view(activity: Activity, server: str) -> RenderableType:
     if any(model.generation for model in activity.models):
         parts.append(_generation(activity))
     parts.append(_workers(activity))
-    return Group(*parts)
+    return Group(*(each for part in parts for each in (part, "")))
 
 
 def _head(activity: Activity, server: str) -> Text:
