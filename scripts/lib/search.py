@@ -28,6 +28,7 @@ FLOOR = 1 / 50  # of the first rate asked for, below which a setting is given up
 BASELINES_SHARE = 0.5  # of the budget, at most
 HOPELESS = -0.5  # a predicted margin that no error of the prediction makes up for
 MOST_OF_GROUP = 5  # settings of a group that are measured at a given load
+NO_TIME = "not measured: no time was left"
 SLACK = 0.05  # of the margin, by which a setting may do better than predicted
 
 
@@ -159,7 +160,10 @@ class Search:
         return self._outcome(winner, baselines, ended)
 
     def _baseline(self, name: str, setting: Setting, reserve: float) -> Baseline:
-        rate = self._highest(setting, self._expected(setting), reserve=reserve)
+        guess = self._expected(setting)
+        if self.ledger.budget.left < max(0.0, reserve) + self.ledger.cost(setting, Kind.SEARCH, guess):
+            return Baseline(name=name, setting=setting, verified=None, missed=NO_TIME)
+        rate = self._highest(setting, guess, reserve=reserve)
         verified = self._verify(setting, rate, reserve) if rate else None
         why = "in short windows only" if rate else "at no rate tried"
         return Baseline(name=name, setting=setting, verified=verified, missed="" if verified else why)
@@ -309,7 +313,8 @@ class Search:
         baselines = []
         for name, setting in self.baselines.items():
             if self.ledger.budget.left < self.ledger.cost(setting, Kind.FINAL, rate):
-                break
+                baselines.append(Baseline(name=name, setting=setting, verified=None, missed=NO_TIME))
+                continue
             point = self.ledger.ask(setting, Kind.FINAL, rate)
             verified = Verified(setting=setting, rate=point.rate, point=point) if point.met else None
             why = "" if verified else "not at this load"

@@ -121,6 +121,9 @@ class Tuner:
             raise UserError(
                 f"a queue of {wanted.served.queue} holds no batch for every worker", "lengthen it in serving.yaml"
             )
+        self.baselines = (
+            baseline_settings(self.about, self.cores, self.gpus, wanted.served.queue) if wanted.compare else {}
+        )
         self.state = TuneState.open(wanted.directory, self.about.name, self._about(), fresh=wanted.fresh)
 
     @property
@@ -140,7 +143,7 @@ class Tuner:
         finished = self.state.finished
         if finished is not None and finished.space == self._space() and finished.budget_s >= self.wanted.budget_s:
             when = "all of it was measured by an earlier run, whose result this is; --fresh measures anew"
-            advice = self._advice(finished.outcome, self._forecast(self.settings))
+            advice = self._advice(finished.outcome, self._forecast())
             return self._report(finished.outcome, advice, [when])
         before = len(self.state.points)
         notes = [f"{before} of the windows were measured by an earlier run"] if before else []
@@ -160,8 +163,7 @@ class Tuner:
     def _search(self) -> tuple[Outcome, Forecast]:
         wanted = self.wanted
         budget = Budget(wanted.budget_s)
-        baselines = baseline_settings(self.about, self.cores, self.gpus, wanted.served.queue) if wanted.compare else {}
-        forecast = self._forecast([*self.settings, *baselines.values()])
+        forecast = self._forecast()
         with (
             tempfile.TemporaryDirectory(prefix="batchserve-tune-") as work,
             Trials(
@@ -169,7 +171,9 @@ class Tuner:
                 wanted.served.queue, self.progress,
             ) as trials,
         ):  # fmt: skip
-            search = Search(Ledger(trials, budget, self.state.points, self._keep), forecast, self.settings, baselines)
+            search = Search(
+                Ledger(trials, budget, self.state.points, self._keep), forecast, self.settings, self.baselines
+            )
             outcome = search.maximise() if self.maximum else search.satisfy(wanted.rate)
         return outcome, forecast
 
@@ -177,10 +181,10 @@ class Tuner:
         """Write down a new point; the ledger has put it into the state's own list."""
         self.state.save()
 
-    def _forecast(self, settings: Sequence[Setting]) -> Forecast:
-        """Profiles of every number of threads and dtype among the settings, measured where no earlier run did."""
+    def _forecast(self) -> Forecast:
+        """Predictions from the costs of every number of threads and dtype, measured where no earlier run did."""
         needed: dict[tuple[int | None, str | None], int] = {}
-        for each in settings:
+        for each in (*self.settings, *self.baselines.values()):
             key = each.threads, each.dtype
             needed[key] = max(needed.get(key, 1), min(each.workers, 1 if self.gpus else BESIDE))
         known = {(each.threads, each.dtype): each.profile for each in self.state.costs}
