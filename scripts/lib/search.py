@@ -370,8 +370,9 @@ class Search:
         if winner is not None:
             quiet = self.ledger.ask(winner.setting, Kind.QUIET, None)
             return Outcome(winner=winner, quiet=quiet, baselines=baselines, ended=ended)
-        loaded = [each for each in self.ledger.points if each.kind != Kind.QUIET and each.margin is not None]
-        closest = max(loaded, key=lambda point: point.margin or 0.0, default=None)
+        # One that was stopped before its first answer has no margin
+        loaded = [each for each in self.ledger.points if each.kind != Kind.QUIET and not each.failure]
+        closest = max(loaded, key=lambda each: -math.inf if each.margin is None else each.margin, default=None)
         if closest is not None and self.ledger.budget.left > 0:
             # Whether the load is at fault, or the objective: what a lone client meets
             self.ledger.ask(closest.setting, Kind.QUIET, None)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scripts.lib.search import GAIN, Budget, Ledger, Search
+from scripts.lib.search import GAIN, NO_TIME, Budget, Ledger, Search
 from scripts.lib.tuning import Kind, Outcome, Point, Setting, Space
 
 SPACE = Space(crews=((1, 2), (2, 1)), batch_sizes=(1, 4, 16, 32), delays=(1, 5, 20), queue=200)
@@ -220,6 +220,25 @@ def test_a_setting_that_passes_short_windows_only_is_not_reported() -> None:
         outcome = ask(search(Short(Formula()), Formula()))
         assert outcome.winner is None
         assert all(each.verified is None for each in outcome.baselines)
+
+
+def test_windows_stopped_before_their_first_answer_are_told_too() -> None:
+    class Silent(Simulated):
+        def measure(self, setting: Setting, kind: Kind, rate: float | None) -> Point:
+            return super().measure(setting, kind, rate).model_copy(update={"met": False, "margin": None})
+
+    for ask in (Search.maximise, lambda each: each.satisfy(50.0)):
+        outcome = ask(search(Silent(Formula()), Formula()))  # type: ignore[operator]
+        assert outcome.winner is None
+        assert outcome.closest is not None
+
+
+def test_no_baseline_is_measured_when_no_time_is_left() -> None:
+    machine = Simulated(Formula())
+    outcome = search(machine, Formula(), budget=20).maximise()
+    assert [each.missed for each in outcome.baselines] == [NO_TIME, NO_TIME]
+    assert {setting for setting, *_ in machine.asked}.isdisjoint(BASELINES.values())
+    check(outcome, machine)
 
 
 def test_what_no_setting_can_meet_is_said() -> None:
