@@ -16,7 +16,7 @@ from scripts.lib.tuning import Baseline, Kind, Outcome, Point, Setting, Verified
 
 STEP = 1.25  # up from a rate that was met, where none was missed yet
 DOWN = (0.8, 0.65, 0.5)  # from rates that were missed, where none was met yet; the last one again and again
-PRECISION = 1.06  # of the highest rate, in short windows
+PRECISION = 1.08  # of the highest rate, in short windows
 MOST_WINDOWS = 8  # short ones of one setting
 GAIN = 1.03  # that a challenger must bring
 UNKNOWN, KNOWN = 1.2, 1.08  # how much better than predicted a group without, and with, measurements may be
@@ -370,9 +370,13 @@ class Search:
         if winner is not None:
             quiet = self.ledger.ask(winner.setting, Kind.QUIET, None)
             return Outcome(winner=winner, quiet=quiet, baselines=baselines, ended=ended)
-        # One that was stopped before its first answer has no margin
+        # One that was stopped has no margin: of those the one at the lowest rate
         loaded = [each for each in self.ledger.points if each.kind != Kind.QUIET and not each.failure]
-        closest = max(loaded, key=lambda each: -math.inf if each.margin is None else each.margin, default=None)
+        closest = max(
+            loaded,
+            key=lambda each: (-math.inf if each.margin is None else each.margin, -(each.rate or 0.0)),
+            default=None,
+        )
         if closest is not None and self.ledger.budget.left > 0:
             # Whether the load is at fault, or the objective: what a lone client meets
             self.ledger.ask(closest.setting, Kind.QUIET, None)

@@ -257,7 +257,7 @@ def _point(
 ) -> Point:
     summary, judged = summarize(result), judged_ms(result)
     answered = [sample.latency_s * 1e3 for sample in result.samples if sample.ok]
-    margin = objective.margin(judged)
+    margin = None if stopped else objective.margin(judged)  # what was answered in time says nothing of the rest
     return Point(
         setting=setting,
         kind=kind,

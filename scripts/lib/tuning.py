@@ -126,7 +126,7 @@ class Point(_Strict):
         rate: requests due per second; None of one client, and of a trace.
         seconds: that the window was to last.
         met: whether it met the objective.
-        margin: the smallest share of a bound that was left, negative where one was passed.
+        margin: the smallest share of a bound that was left, negative where one was passed; None where it was stopped.
         judged_ms: the objective's first figure; of what was answered, where the window was stopped.
         requests: that were due.
         per_s: answered well per second.

@@ -94,8 +94,8 @@ class Simulated:
             margin = self.truth.margin(setting, rate)
             margin += self.noise * random.Random(repr((setting, kind, rate))).uniform(-1, 1)
         return Point(
-            setting=setting, kind=kind, rate=rate, seconds=seconds, met=margin >= 0, margin=margin, judged_ms=10.0,
-            p95_ms=10.0, stopped=margin < -1,
+            setting=setting, kind=kind, rate=rate, seconds=seconds, met=margin >= 0,
+            margin=None if margin < -1 else margin, judged_ms=10.0, p95_ms=10.0, stopped=margin < -1,
         )  # fmt: skip
 
 
