@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
 from scripts.__main__ import app
-from scripts.lib import archive
+from scripts.lib import archive, profiling
 from scripts.lib.recipe import Order, prepare
 from scripts.lib.serving import Serving
 from scripts.lib.source import resolve
@@ -46,6 +46,8 @@ def test_a_tune_is_interrupted_resumed_and_applied(
         Path(name).mkdir()
     # As for a tiny budget, without the risk that a busy machine uses it up
     monkeypatch.setattr(Windows, "within", lambda _: Windows(search=1.0, final=2.0, quiet=1.0))
+    monkeypatch.setattr(profiling, "SIZES", (1, 4))
+    monkeypatch.setattr(profiling, "PER_SIZE", 3)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     recipe = prepare(Order(source=resolve(str(tiny_model)), name="tiny", version="1.0"), Path("work"))
     archive.write(Path("store/tiny.mar"), recipe.contents, recipe.members)
