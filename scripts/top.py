@@ -40,7 +40,8 @@ def top(
     """Show rate, latency, batch sizes, queue, padding, devices and workers of a running server, until Ctrl-C.
 
     Reads the management API and the metrics port, nothing else, so it works from anywhere and for any TorchServe; one
-    that does not run batchserve's handlers tells no batch sizes, padding and errors.
+    that does not run batchserve's handlers tells no batch sizes, padding and errors, and counts refused requests, which
+    nobody waited for, in its mean latency and wait.
     """
     connection = connect(management, token, serving)
     if connection.warning:
@@ -72,12 +73,17 @@ def _looks(connection: Connection, metrics: str, interval: float) -> Iterator[Ac
     Raises UserError when the server does not answer at all; later it is shown as a fault.
     """
     kept = deque[Reading]([read(connection.client, metrics)], maxlen=max(2, round(SPAN_S / interval) + 1))
-    last = None
+    last: Activity | None = None
     while True:
         time.sleep(interval)
         try:
-            kept.append(read(connection.client, metrics))
-            last = activity(kept[0], kept[-1])
+            now = read(connection.client, metrics)
+            last = activity(kept[0], now)
+            # Without metrics there is nothing to compare a later reading with
+            if kept[0].fault:
+                kept.clear()
+            if not now.fault or not kept:
+                kept.append(now)
         except UserError as error:
             if last is None:
                 raise

@@ -4,7 +4,7 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -105,18 +105,35 @@ class BatchingWindow:
         return self.micro_batches / self.batches if self.batches else None
 
 
-def window(before: Snapshot, after: Snapshot, model: str) -> BatchingWindow:
-    """The difference of two snapshots for one model.
+def growths(before: Snapshot, after: Snapshot, name: str, **labels: str) -> Iterator[tuple[dict[str, str], float]]:
+    """How much each series of a counter grew.
 
-    A counter that went down was reset (another server took the port): its value after is what the window saw.
+    One that went down was reset (a server began anew, or another one took the port): its value after is what was seen.
+
+    Args:
+        before, after: two moments.
+        name: of the counter.
+        labels: that a series must have; it may have others too.
     """
+    for (found, pairs), end in after.values.items():
+        if found == name and labels.items() <= (own := dict(pairs)).items() and not math.isnan(end):
+            start = before.values.get((found, pairs), 0.0)
+            yield own, end - start if end >= start else end
 
-    def grown(name: str) -> float:
-        start, end = before.total(name, model), after.total(name, model)
-        return end - start if end >= start else end
+
+def grown(before: Snapshot, after: Snapshot, name: str, **labels: str) -> float:
+    """How much the series of a counter grew together, as `growths` has them."""
+    return sum(growth for _, growth in growths(before, after, name, **labels))
+
+
+def window(before: Snapshot, after: Snapshot, model: str) -> BatchingWindow:
+    """The difference of two snapshots for one model."""
 
     def count(what: str) -> int:
-        return round(grown(f"batchserve_{what}_total"))
+        return round(grown(before, after, f"batchserve_{what}_total", model_name=model))
+
+    def seconds(what: str) -> float:
+        return grown(before, after, f"batchserve_{what}_seconds_total", model_name=model)
 
     return BatchingWindow(
         requests=count("requests"),
@@ -128,20 +145,19 @@ def window(before: Snapshot, after: Snapshot, model: str) -> BatchingWindow:
         micro_batches=count("micro_batches"),
         batch_sizes=_histogram(before, after, model),
         errors=_errors(before, after, model),
-        tokenize_s=grown("batchserve_tokenize_seconds_total"),
-        forward_s=grown("batchserve_forward_seconds_total"),
-        render_s=grown("batchserve_render_seconds_total"),
+        tokenize_s=seconds("tokenize"),
+        forward_s=seconds("forward"),
+        render_s=seconds("render"),
     )
 
 
 def _by_label(before: Snapshot, after: Snapshot, model: str, name: str, label: str) -> dict[str, int]:
     """How much each value of a label grew, summed over the other labels."""
-    grown: dict[str, float] = {}
-    for sign, snapshot in ((-1, before), (1, after)):
-        for labels, value in snapshot.series(name, model):
-            key = labels.get(label, "")
-            grown[key] = grown.get(key, 0.0) + sign * value
-    return {key: round(value) for key, value in grown.items()}
+    found: dict[str, float] = {}
+    for labels, growth in growths(before, after, name, model_name=model):
+        key = labels.get(label, "")
+        found[key] = found.get(key, 0.0) + growth
+    return {key: round(value) for key, value in found.items()}
 
 
 def _histogram(before: Snapshot, after: Snapshot, model: str) -> dict[float, int]:

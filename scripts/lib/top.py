@@ -14,12 +14,13 @@ import requests
 from scripts.lib.connection import Connection
 from scripts.lib.errors import UserError
 from scripts.lib.management import ManagementClient, Model, Worker
-from scripts.lib.scrape import BatchingWindow, Snapshot, window
+from scripts.lib.scrape import BatchingWindow, Snapshot, grown, window
 
 METRICS_PORT = 8082  # TorchServe's default
 TIMEOUT_S = 10.0
 
 _GENERATION = "batchserve_generated_tokens_total"
+_TAKEN = "batchserve_requests_total"  # that reached a handler of ours
 _LIMIT = "batchserve_batch_size_limit"
 
 
@@ -77,7 +78,8 @@ class ModelActivity:
         workers: its processes now.
         pending, room: requests that wait now, and that may.
         requests_per_s: requests that came; None where the server does not tell.
-        latency_ms, queue_ms: mean time to the answer, and mean wait in the queue; None without requests.
+        latency_ms, queue_ms: mean time to the answer, and mean wait in the queue, of the requests that a worker took;
+            of all that came, refused ones too, where the handler isn't ours and doesn't count those. None without any.
         batching, generation: where its handler counts such.
     """
 
@@ -111,8 +113,8 @@ class Activity:
         models: by name.
         cpu, memory: percent of the host, read by TorchServe once a minute; None where it does not tell.
         gpus: likewise.
-        answers_per_s: `2xx`, `4xx`, `5xx` → answers on all ports.
-        fault: why the metrics are not there; "" where they are.
+        answers_per_s: `2xx`, `4xx`, `5xx` → answers on all ports; empty where the metrics were not there both times.
+        fault: why the metrics, or those to compare them with, are not there; "" where they are.
     """
 
     seconds: float
@@ -167,13 +169,14 @@ def _metrics(url: str) -> tuple[Snapshot, str]:
 
 
 def activity(before: Reading, after: Reading) -> Activity:
-    """What a server did between two readings."""
+    """What a server did between two readings. Nothing is told of counters that one of them doesn't know."""
     seconds = max(after.at - before.at, 1e-9)
+    fault = after.fault or (f"no rates yet; a moment ago: {before.fault}" if before.fault else "")
     names = list(dict.fromkeys(model.model_name for model in after.models))
     devices = sorted({dict(labels)["DeviceId"] for _, labels in after.metrics.values if "DeviceId" in dict(labels)})
     return Activity(
         seconds=seconds,
-        models=[_model(name, before, after, seconds) for name in names],
+        models=[_model(name, before, after, seconds, counted=not fault) for name in names],
         cpu=_gauge(after.metrics, "CPUUtilization"),
         memory=_gauge(after.metrics, "MemoryUtilization"),
         gpus=[
@@ -184,20 +187,23 @@ def activity(before: Reading, after: Reading) -> Activity:
             )
             for device in devices
         ],
-        answers_per_s={
-            f"{digit}xx": _grown(before.metrics, after.metrics, f"Requests{digit}XX") / seconds for digit in "245"
-        },
-        fault=after.fault,
+        answers_per_s={}
+        if fault
+        else {f"{digit}xx": grown(before.metrics, after.metrics, f"Requests{digit}XX") / seconds for digit in "245"},
+        fault=fault,
     )
 
 
-def _model(name: str, before: Reading, after: Reading, seconds: float) -> ModelActivity:
-    start, end = before.metrics, after.metrics
+def _model(name: str, before: Reading, after: Reading, seconds: float, *, counted: bool) -> ModelActivity:
+    start, end = (before.metrics, after.metrics) if counted else (Snapshot(), Snapshot())
     versions = [model for model in after.models if model.model_name == name]
-    came = _grown(start, end, "ts_inference_requests_total", model_name=name)
+    came = grown(start, end, "ts_inference_requests_total", model_name=name)
+    # What the queue refused has no latency, and TorchServe counts it among the requests all the same
+    ours = any(True for _ in end.series(_TAKEN, name))
+    taken = grown(start, end, _TAKEN, model_name=name) if ours else came
 
     def mean_ms(counter: str) -> float | None:
-        return _grown(start, end, counter, model_name=name) / came / 1e3 if came else None
+        return grown(start, end, counter, model_name=name) / taken / 1e3 if taken else None
 
     generates = any(True for _ in end.series(_GENERATION, name))
     batches = any(True for _ in end.series("batchserve_batches_total", name))
@@ -207,7 +213,7 @@ def _model(name: str, before: Reading, after: Reading, seconds: float) -> ModelA
         workers=[worker for model in versions for worker in model.workers],
         pending=sum(model.job_queue_status.pending_requests for model in versions),
         room=sum(model.job_queue_status.capacity for model in versions),
-        requests_per_s=None if after.fault else came / seconds,
+        requests_per_s=came / seconds if counted else None,
         latency_ms=mean_ms("ts_inference_latency_microseconds"),
         queue_ms=mean_ms("ts_queue_latency_microseconds"),
         batching=_batching(name, start, end) if batches else None,
@@ -229,8 +235,8 @@ def _generation(name: str, start: Snapshot, end: Snapshot, seconds: float) -> Ge
         running=int(_gauge(end, "batchserve_running", model_name=name) or 0),
         waiting=int(_gauge(end, "batchserve_waiting", model_name=name) or 0),
         cache_used=_gauge(end, "batchserve_cache_used_ratio", model_name=name) or 0.0,
-        prompt_tokens_per_s=_grown(start, end, "batchserve_prompt_tokens_total", model_name=name) / seconds,
-        generated_tokens_per_s=_grown(start, end, _GENERATION, model_name=name) / seconds,
+        prompt_tokens_per_s=grown(start, end, "batchserve_prompt_tokens_total", model_name=name) / seconds,
+        generated_tokens_per_s=grown(start, end, _GENERATION, model_name=name) / seconds,
         first_token_ms=_quantiles(start, end, "batchserve_time_to_first_token_seconds", name),
         per_token_ms=_quantiles(start, end, "batchserve_time_per_token_seconds", name),
     )
@@ -248,16 +254,10 @@ def _gauge(snapshot: Snapshot, name: str, **labels: str) -> float | None:
     return max((value for _, value in _matching(snapshot, name, labels)), default=None)
 
 
-def _grown(before: Snapshot, after: Snapshot, name: str, **labels: str) -> float:
-    """How much a counter grew; one that went down began again at 0."""
-    start, end = (sum(value for _, value in _matching(each, name, labels)) for each in (before, after))
-    return end - start if end >= start else end
-
-
 def _quantiles(before: Snapshot, after: Snapshot, name: str, model: str) -> dict[str, float | None]:
     """p50 and p95 of a histogram of seconds, in ms."""
     bounds = {found["le"] for found, _ in _matching(after, f"{name}_bucket", {"model_name": model})}
-    counts = {float(le): _grown(before, after, f"{name}_bucket", model_name=model, le=le) for le in bounds}
+    counts = {float(le): grown(before, after, f"{name}_bucket", model_name=model, le=le) for le in bounds}
     found = {label: quantile(counts, share) for label, share in (("p50", 0.5), ("p95", 0.95))}
     return {label: None if value is None else value * 1e3 for label, value in found.items()}
 

@@ -110,3 +110,28 @@ def test_one_that_stops_answering_is_shown_as_it_was(monkeypatch: pytest.MonkeyP
     assert first["fault"] == ""
     assert "not TorchServe's management API" in second["fault"]
     assert second["models"] == first["models"]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_scrape_that_failed_does_not_make_rates_of_totals(monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
+    pages = iter([1_000_000, 1_000_100])
+    looks = itertools.count()
+
+    def reply(_: str, path: str) -> Reply:
+        if path == "/metrics" and next(looks) == failing:
+            return answer(path, (500, b"{}"))
+        return answer(path, (200, COUNTER.format(next(pages) if path == "/metrics" else 0).encode()))
+
+    slept = itertools.count()
+
+    def sleep(_: float) -> None:
+        if next(slept) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("scripts.top.time.sleep", sleep)
+    with serve(reply) as url:
+        first, second = map(json.loads, run(url, "--metrics", url, "--json").splitlines())
+    assert "no metrics at" in first["fault"]
+    assert (first["models"][0]["requests_per_s"], first["answers_per_s"]) == (None, {})
+    assert second["fault"] == ""
+    assert second["models"][0]["requests_per_s"] * second["seconds"] == pytest.approx(100)

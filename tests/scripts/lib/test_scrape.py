@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from scripts.lib.scrape import Snapshot, scrape, settled, window
+from scripts.lib.scrape import Snapshot, grown, scrape, settled, window
 
 
 def exposition(model: str = "minilm", requests: float = 0, batches: float = 0, **more: float) -> str:
@@ -80,6 +80,17 @@ def test_a_reset_counter_starts_again() -> None:
     before = Snapshot.parse(exposition(requests=500, batches=50))
     after = Snapshot.parse(exposition(requests=30, batches=10))
     assert window(before, after, "minilm").requests == 30
+
+
+def test_each_series_starts_again_by_itself() -> None:
+    before = Snapshot.parse(exposition(errors__400=3, errors__413=10, bucket__1=9, bucket__8=10, bucket__inf=10))
+    after = Snapshot.parse(exposition(errors__400=50, errors__413=1, bucket__1=2, bucket__8=5, bucket__inf=5))
+    seen = window(before, after, "minilm")
+    assert seen.errors == {"400": 47, "413": 1}
+    assert seen.batch_sizes == {1.0: 2, 8.0: 3}
+    gone = Snapshot.parse(exposition(requests=500).replace('Hostname="h"', 'Hostname="old"'))
+    assert window(gone, after, "minilm").requests == 0
+    assert grown(before, after, "batchserve_errors_total", model_name="minilm", code="400") == 47
 
 
 def test_not_prometheus_is_an_error() -> None:

@@ -111,6 +111,16 @@ def test_ours_tells_batches_too() -> None:
     assert model.generation is None
 
 
+def test_mean_times_are_of_the_requests_that_a_worker_took() -> None:
+    """As many again were refused by the queue."""
+    first, second = (
+        Snapshot.parse(FOREIGN.format(**{**values, "requests": 2 * values["requests"]}) + OURS.format(**values))
+        for values in (BEFORE, AFTER)
+    )
+    (model,) = activity(Reading(100.0, [MODEL], first), Reading(110.0, [MODEL], second)).models
+    assert (model.requests_per_s, model.latency_ms, model.queue_ms) == (40.0, 20.0, 2.0)
+
+
 def test_a_generation_model() -> None:
     (model,) = activity(*readings(FOREIGN + GENERATION)).models
     told = model.generation
@@ -145,7 +155,7 @@ def test_json_is_json() -> None:
 def test_a_counter_that_went_down_began_again() -> None:
     before, after = readings(FOREIGN)
     restarted = activity(Reading(90.0, after.models, after.metrics), before)
-    assert restarted.models[0].requests_per_s == 10.5
+    assert restarted.models[0].requests_per_s == 10.0, "of its two series one stands still"
 
 
 @pytest.mark.parametrize(
