@@ -150,7 +150,9 @@ class TransformerHandler(BaseHandler):
         bodies = [self._answer(index, slot) for index, slot in enumerate(data.slots)]
         now = time.monotonic()
         self.metrics.count("batchserve_render_seconds_total", now - begun)
-        self.metrics.observe(HANDLER_TIME, now - data.started, len(data.slots))
+        served = sum(slot.error is None or slot.error.status < 500 for slot in data.slots)
+        if served:  # the server's own errors are told by their count: quick or slow, nobody was served
+            self.metrics.observe(HANDLER_TIME, now - data.started, served)
         self.metrics.emit()
         return bodies
 

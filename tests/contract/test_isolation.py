@@ -11,6 +11,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
+from handlers.metrics import HANDLER_TIME
 from handlers.serialise import dumps
 from scripts.lib.service import Answer, Body
 from tests.contract.conftest import MIXED, SETTINGS, Serve, Served, assert_close, vectors
@@ -130,12 +131,15 @@ def test_out_of_memory_costs_only_what_does_not_fit(serve: Serve, tiny_model: Pa
         return result
 
     served.handler.forward = forward
+    timed: list[int] = []
+    served.handler.metrics.observe = lambda name, value, times=1: timed.append(times) if name == HANDLER_TIME else None
     fine, huge, mixed = served.ask(
         {"texts": ["the cat", "a dog"]}, {"text": "a dog runs " * 5}, {"texts": ["the cat", "a dog runs " * 5]}
     )
     assert_close(vectors(fine), expected)
     assert (huge.status, huge.phrase) == (507, "Insufficient Storage")
     assert (mixed.status, mixed.json()["param"]) == (507, "texts[1]")
+    assert timed == [1], "the time in the worker is of what was served"
 
 
 def test_a_half_precision_overflow_is_mended_in_fp32(
