@@ -103,7 +103,14 @@ class Worker:
 
 
 def profile(
-    path: Path, texts: Texts, *, workers: int = 1, threads: int | None = None, progress: Progress, seed: int = 0
+    path: Path,
+    texts: Texts,
+    *,
+    workers: int = 1,
+    threads: int | None = None,
+    progress: Progress,
+    seed: int = 0,
+    gpu: bool = True,
 ) -> Profile:
     """Run an archive on the GPU, or the CPU where there is none, and fit what its batches cost.
 
@@ -114,6 +121,7 @@ def profile(
         threads: of each worker; None is what the archive says, or cores ÷ workers.
         progress: shows that a labelled step is under way.
         seed: of workload and batches.
+        gpu: whether a GPU that is there may be used.
 
     Raises:
         UserError: the archive does not load or is not ours, or a request fails.
@@ -121,7 +129,7 @@ def profile(
     import torch
 
     path = path.resolve()  # loading changes the directory
-    on_gpu = torch.cuda.is_available()
+    on_gpu = gpu and torch.cuda.is_available()
     with ExitStack() as stack:
         with progress(f"loading {path.name}"):
             worker = Worker(stack.enter_context(loaded(path, gpu_id=0 if on_gpu else None)))

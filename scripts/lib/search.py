@@ -21,14 +21,15 @@ MOST_WINDOWS = 8  # short ones of one setting
 GAIN = 1.03  # that a challenger must bring
 UNKNOWN, KNOWN = 1.2, 1.08  # how much better than predicted a group without, and with, measurements may be
 LOSSES = 4  # challengers in a row, after which no better one is expected
-BACK_OFF, FAR_OFF = 0.95, 0.88  # from a full window that missed, by a little and by a lot
-TRIES = 6  # full windows of one setting
+BACK_OFF = (0.95, 0.95, 0.95, 0.8, 0.7, 0.6)  # from full windows of one setting that missed, one after the other
+FAR_OFF = 0.88  # at most, from one that missed by a lot
 PRUNED = 1.6  # settings predicted worse than the best by this factor are not considered
 FLOOR = 1 / 50  # of the first rate asked for, below which a setting is given up
 BASELINES_SHARE = 0.5  # of the budget, at most
 HOPELESS = -0.5  # a predicted margin that no error of the prediction makes up for
 MOST_OF_GROUP = 5  # settings of a group that are measured at a given load
-NO_TIME = "not measured: no time was left"
+SPENT = "the budget was used up"
+NO_TIME, UNVERIFIED = (f"not {done}: no time was left" for done in ("measured", "verified"))
 SLACK = 0.05  # of the margin, by which a setting may do better than predicted
 
 
@@ -94,7 +95,6 @@ class Ledger:
 
     def ask(self, setting: Setting, kind: Kind, rate: float | None) -> Point:
         """A window's result."""
-        rate = None if rate is None else rounded(rate)
         seconds = self.machine.seconds(kind, rate)
         for point in self.points:
             if (point.setting, point.kind, point.rate) == (setting, kind, rate) and point.seconds >= 0.99 * seconds:
@@ -150,23 +150,23 @@ class Search:
         best = max(known, key=lambda each: each.rate or 0.0, default=None)
         setting, rate = (best.setting, best.rate or 0.0) if best else (None, 0.0)
         setting, rate, ended = self._challenge(setting, rate)
-        winner = best
+        winner, unknown = best, setting is not None or ended == SPENT
         if setting is not None and (best is None or setting != best.setting):
-            verified = self._verify(setting, rate)
+            verified, why = self._verify(setting, rate)
             if verified is None:
-                ended = f"{ended}; {setting} met the objective in short windows, and in no window of full length"
+                ended = f"{ended}; {setting} met the objective in short windows at {rate:g}/s: {why}"
             elif best is None or (verified.rate or 0.0) > (best.rate or 0.0):
                 winner = verified
-        return self._outcome(winner, baselines, ended)
+        return self._outcome(Outcome(winner=winner, baselines=baselines, ended=ended, unknown=unknown))
 
     def _baseline(self, name: str, setting: Setting, reserve: float) -> Baseline:
         guess = self._expected(setting)
         if self.ledger.budget.left < max(0.0, reserve) + self.ledger.cost(setting, Kind.SEARCH, guess):
             return Baseline(name=name, setting=setting, verified=None, missed=NO_TIME)
-        rate = self._highest(setting, guess, reserve=reserve)
-        verified = self._verify(setting, rate, reserve) if rate else None
-        why = "in short windows only" if rate else "at no rate tried"
-        return Baseline(name=name, setting=setting, verified=verified, missed="" if verified else why)
+        rate, closed = self._highest(setting, guess, reserve=reserve)
+        verified, why = self._verify(setting, rate, reserve) if rate else (None, "at no rate tried")
+        at_least = verified is not None and verified.rate == rate and not closed
+        return Baseline(name=name, setting=setting, verified=verified, missed=why, at_least=at_least)
 
     def _challenge(self, best: Setting | None, rate: float) -> tuple[Setting | None, float, str]:
         """Let settings compete with the best one so far; the best one then, its rate, and why it ended."""
@@ -180,14 +180,14 @@ class Search:
             guess = max(self._expected(setting), above)
             reserve = self._reserve(setting, guess)
             if best is not None and self.ledger.budget.left < reserve + self.ledger.cost(setting, Kind.SEARCH, guess):
-                return best, rate, "the budget was used up"
-            found = self._highest(setting, guess, above=above, reserve=reserve)
+                return best, rate, SPENT
+            found, _ = self._highest(setting, guess, above=above, reserve=reserve)
             if found:
                 best, rate, losses = setting, found, 0
             else:
                 losses += 1
             if best is None and self.ledger.budget.left < 0:
-                return None, 0.0, "the budget was used up"
+                return None, 0.0, SPENT
         return best, rate, f"{LOSSES} settings in a row did no better"
 
     def _candidates(self) -> dict[Setting, float]:
@@ -240,8 +240,10 @@ class Search:
             return self._factors.get(setting.group, 1.0)
         return math.exp(sum(map(math.log, self._factors.values())) / len(self._factors))
 
-    def _highest(self, setting: Setting, guess: float, *, above: float = 0.0, reserve: float = 0.0) -> float:
-        """The highest rate that met the objective in short windows; 0 where none did.
+    def _highest(
+        self, setting: Setting, guess: float, *, above: float = 0.0, reserve: float = 0.0
+    ) -> tuple[float, bool]:
+        """The highest rate that met the objective in short windows, 0 where none did; and whether it is known to be it.
 
         Args:
             setting: to measure.
@@ -257,14 +259,14 @@ class Search:
             rate = rounded(rate)
             point = self.ledger.ask(setting, Kind.SEARCH, rate)
             if point.failure:
-                return 0.0
+                return 0.0, False
             if point.met:
                 low = rate
                 further = guess if guess > rate * PRECISION else rate * STEP
                 rate = further if high == math.inf else math.sqrt(low * high)
             elif above and not low:
                 self._correct(setting, rate, ceiling=True)
-                return 0.0
+                return 0.0, False
             else:
                 high = rate
                 rate = math.sqrt(low * high) if low else rate * DOWN[min(number, len(DOWN) - 1)]
@@ -272,7 +274,7 @@ class Search:
                 break
         if low:
             self._correct(setting, low)
-        return low
+        return low, high <= low * PRECISION
 
     def _correct(self, setting: Setting, rate: float, *, ceiling: bool = False) -> None:
         """Learn the factor of a setting's group from its rate, or from one that it did not reach."""
@@ -283,17 +285,18 @@ class Search:
             if not ceiling or known is None or known > factor:
                 self._factors[setting.group] = factor
 
-    def _verify(self, setting: Setting, rate: float, reserve: float = 0.0) -> Verified | None:
-        """The first rate, from this one down, that meets the objective in a window of full length."""
-        for number in range(TRIES):
-            rate = rounded(rate)
+    def _verify(self, setting: Setting, rate: float, reserve: float = 0.0) -> tuple[Verified | None, str]:
+        """The first rate, from this one down, that meets the objective in a window of full length; else why none is."""
+        next_rate = rate
+        for number, step in enumerate(BACK_OFF):
+            rate = rounded(next_rate)
             if number and self.ledger.budget.left < reserve + self.ledger.cost(setting, Kind.FINAL, rate):
-                return None
+                return None, UNVERIFIED
             point = self.ledger.ask(setting, Kind.FINAL, rate)
             if point.met:
-                return Verified(setting=setting, rate=rate, point=point)
-            rate *= FAR_OFF if point.stopped else BACK_OFF
-        return None
+                return Verified(setting=setting, rate=rate, point=point), ""
+            next_rate = rate * (min(step, FAR_OFF) if point.stopped else step)
+        return None, f"missed in windows of full length, down to {rate:g}/s"
 
     # A load that is given
 
@@ -301,12 +304,12 @@ class Search:
         """The setting of the least cost that meets the objective at a rate, or at the trace where it is None; among
         those of one cost the one with the largest margin."""
         predicted = {setting: self.forecast.margin(setting, rate) for setting in self.settings}
-        winner, ended = None, "no setting met the objective"
+        winner, spent, ended = None, False, "no setting met the objective"
         for number, group in enumerate(self._groups(predicted)):
-            if number and self._spent(rate):
-                ended = "the budget was used up"
+            if spent or (number and self._spent(rate)):
+                spent = True
                 break
-            winner = self._of_group(group, rate, predicted)
+            winner, spent = self._of_group(group, rate, predicted)
             if winner is not None:
                 ended = "the cheapest setting that meets the objective was found"
                 break
@@ -319,7 +322,8 @@ class Search:
             verified = Verified(setting=setting, rate=point.rate, point=point) if point.met else None
             why = "" if verified else "not at this load"
             baselines.append(Baseline(name=name, setting=setting, verified=verified, missed=why))
-        return self._outcome(winner, tuple(baselines), ended)
+        ended = SPENT if spent else ended
+        return self._outcome(Outcome(winner=winner, baselines=tuple(baselines), ended=ended, given=True, unknown=spent))
 
     def _groups(self, predicted: Mapping[Setting, float]) -> Iterator[list[Setting]]:
         """Settings of one cost, the cheapest first; those without hope left out, but never all of them."""
@@ -330,11 +334,11 @@ class Search:
 
     def _of_group(
         self, group: Iterable[Setting], rate: float | None, predicted: Mapping[Setting, float]
-    ) -> Verified | None:
-        """The verified setting of the largest margin in a group; None where none meets the objective."""
+    ) -> tuple[Verified | None, bool]:
+        """The verified setting of the largest margin in a group, None without one; and whether the time was up."""
         ranked = sorted(group, key=lambda each: (-round(predicted[each], 2), each.max_batch_delay, each.batch_size))
         passed: list[Point] = []
-        offset = 0.0
+        offset, spent = 0.0, False
         for setting in ranked[:MOST_OF_GROUP]:
             best = max((point.margin or 0.0 for point in passed), default=-math.inf)
             if passed and (predicted[setting] + offset + SLACK < best or self._spent(rate)):
@@ -343,15 +347,15 @@ class Search:
             if point.met:
                 passed.append(point)
                 offset = (point.margin or 0.0) - predicted[setting]
-            elif self._spent(rate):
+            elif spent := self._spent(rate):
                 break
         for point in sorted(passed, key=lambda point: -(point.margin or 0.0)):
             final = self.ledger.ask(point.setting, Kind.FINAL, rate)
             if final.met:
-                return Verified(setting=final.setting, rate=final.rate, point=final)
-            if self._spent(rate):
+                return Verified(setting=final.setting, rate=final.rate, point=final), False
+            if spent := self._spent(rate):
                 break
-        return None
+        return None, spent
 
     def _spent(self, rate: float | None) -> bool:
         """Whether the budget is too short for one more short window and one of full length."""
@@ -366,10 +370,11 @@ class Search:
         full = self.ledger.machine.seconds(Kind.FINAL, rate)
         return self.ledger.cost(setting, Kind.FINAL, rate) + full + self.ledger.machine.seconds(Kind.QUIET, None)
 
-    def _outcome(self, winner: Verified | None, baselines: tuple[Baseline, ...], ended: str) -> Outcome:
-        if winner is not None:
-            quiet = self.ledger.ask(winner.setting, Kind.QUIET, None)
-            return Outcome(winner=winner, quiet=quiet, baselines=baselines, ended=ended)
+    def _outcome(self, found: Outcome) -> Outcome:
+        """With what a lone client meets at the winner, or without one with the window that came nearest."""
+        if found.winner is not None:
+            quiet = self.ledger.ask(found.winner.setting, Kind.QUIET, None)
+            return found.model_copy(update={"quiet": quiet, "unknown": False})
         # One that was stopped has no margin: of those the one at the lowest rate
         loaded = [each for each in self.ledger.points if each.kind != Kind.QUIET and not each.failure]
         closest = max(
@@ -380,4 +385,4 @@ class Search:
         if closest is not None and self.ledger.budget.left > 0:
             # Whether the load is at fault, or the objective: what a lone client meets
             self.ledger.ask(closest.setting, Kind.QUIET, None)
-        return Outcome(winner=None, baselines=baselines, ended=ended, closest=closest)
+        return found.model_copy(update={"closest": closest})

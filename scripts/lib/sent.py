@@ -56,7 +56,8 @@ class Sent:
 
     def digest(self) -> str:
         """Of everything that decides what is sent, hex."""
-        found = hashlib.sha256(repr((self.arrivals, self.times)).encode())
+        headers = [] if self.trace is None else [sorted(one.headers.items()) for one in self.trace.trace]
+        found = hashlib.sha256(repr((self.arrivals, self.times, headers)).encode())
         for body in self.bodies:
             found.update(hashlib.sha256(body.data).digest())
         return found.hexdigest()

@@ -7,6 +7,7 @@ registered (a variant of the one under test). Only the start of Java is saved, n
 
 import asyncio
 import contextlib
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -31,10 +32,11 @@ from scripts.lib.server import StartError, TorchServe
 from scripts.lib.stats import summarize
 from scripts.lib.tuning import Kind, Point, Setting
 
-START_S = 300.0  # that workers may take
+START_S, LEAST_START_S = 300.0, 60.0  # that workers may take; and where little of the budget is left
 GONE_S = 20.0  # that the workers of the last setting may take to go
 WARM_UP = 32
-LEAST_REQUESTS = {Kind.SEARCH: 60, Kind.FINAL: 200}  # of a window; fewer make no percentile
+LEAST_REQUESTS = {Kind.SEARCH: 60, Kind.FINAL: 200}  # of a window, as p95 needs them
+BEYOND = {Kind.SEARCH: 3, Kind.FINAL: 10}  # requests above a percentile; fewer make none
 LONGEST = 3.0  # times the usual length, that a window may be stretched to for them
 WORST = -99.0  # a margin that says nothing but that requests were lost
 
@@ -73,6 +75,7 @@ class Trials:
         gpus: that workers are spread over.
         queue: requests that may wait.
         progress: shows that a labelled step is under way.
+        left: seconds of the budget that are left.
     """
 
     about: Archive
@@ -84,6 +87,7 @@ class Trials:
     gpus: int
     queue: int
     progress: Progress
+    left: Callable[[], float] = lambda: START_S
     _server: TorchServe | None = None
     _serving: Setting | None = None
     _served_once: bool = False
@@ -97,14 +101,14 @@ class Trials:
         self._stop(graceful=True)
 
     def seconds(self, kind: Kind, rate: float | None) -> float:
-        """How long a window lasts: longer than usual where so low a rate makes few requests."""
+        """How long a window lasts: longer than usual where so low a rate makes few requests for the objective."""
         if kind == Kind.QUIET:
             return self.windows.quiet
         usual = self.windows.search if kind == Kind.SEARCH else self.windows.final
         if rate is None:
             whole = self.sent.trace.seconds if self.sent.trace else 0.0
             return whole if kind == Kind.FINAL else min(usual, whole)
-        return min(max(usual, LEAST_REQUESTS[kind] / rate), LONGEST * usual)
+        return min(max(usual, least_requests(self.objective, kind) / rate), LONGEST * usual)
 
     def measure(self, setting: Setting, kind: Kind, rate: float | None) -> Point:
         """Serve a setting and measure a window of it.
@@ -156,7 +160,11 @@ class Trials:
             max_batch_delay=setting.max_batch_delay, queue=self.queue, gpus=self.gpus, model_api=True,
         )  # fmt: skip
         self._server.start()
-        self._server.wait_ready(START_S)
+        self._server.wait_ready(self._patience)
+
+    @property
+    def _patience(self) -> float:
+        return min(START_S, max(LEAST_START_S, self.left()))
 
     def _register(self, server: TorchServe, about: Archive, setting: Setting) -> None:
         name, version, client = about.name, about.version or "1.0", server.management
@@ -169,9 +177,9 @@ class Trials:
             time.sleep(0.1)
         client.register(
             about.path.name, name=name, workers=setting.workers, batch_size=setting.batch_size,
-            max_batch_delay=setting.max_batch_delay, timeout=START_S,
+            max_batch_delay=setting.max_batch_delay, timeout=self._patience,
         )  # fmt: skip
-        Scaler(client, name, version, START_S).wait_ready(setting.workers, time.monotonic() + START_S)
+        Scaler(client, name, version, START_S).wait_ready(setting.workers, time.monotonic() + self._patience)
 
     def _stop(self, *, graceful: bool) -> None:
         self._serving = None
@@ -234,10 +242,23 @@ class Trials:
         return result, await counting.after(sum(sample.ok for sample in result.samples)), False
 
 
-def changes_for(about: Archive, setting: Setting, cores: int) -> dict[str, Any]:
-    """What the archive's `handler:` section must say otherwise for a setting; nothing where it is right as it is."""
+def least_requests(objective: Objective, kind: Kind) -> int:
+    """How many requests a window needs for the strictest percentile of an objective to be one."""
+    shares = [float(each.figure[1:]) / 100 for each in objective.conditions if each.figure not in ("max", "mean")]
+    return max(LEAST_REQUESTS[kind], math.ceil(BEYOND[kind] / (1 - max(shares, default=0.0)) - 1e-6))
+
+
+def changes_for(about: Archive, setting: Setting, cores: int, *, alone: bool = True) -> dict[str, Any]:
+    """What the archive's `handler:` section must say otherwise for a setting; nothing where it is right as it is.
+
+    Args:
+        about: the archive.
+        setting: to be run.
+        cores: that workers divide where the archive says nothing of threads.
+        alone: whether no other model's workers are counted there too.
+    """
     changes: dict[str, Any] = {}
-    by_itself = about.settings.get("threads") or max(1, cores // setting.workers)
+    by_itself = about.settings.get("threads") or (max(1, cores // setting.workers) if alone else None)
     if setting.threads is not None and setting.threads != by_itself:
         changes["threads"] = setting.threads
     if setting.dtype is not None and setting.dtype != about.settings.get("dtype", "auto"):

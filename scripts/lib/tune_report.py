@@ -89,7 +89,10 @@ def _result(report: TuneReport) -> Iterator[str]:
         yield "Interrupted before a setting was verified; run the same command again to go on from here."
         return
     if outcome.winner is None:
-        yield f"No setting meets {report.objective} under this load: {outcome.ended}."
+        if outcome.unknown:
+            yield f"No setting is verified to meet {report.objective}: {outcome.ended}. A larger --budget may find one."
+        else:
+            yield f"No setting meets {report.objective} under this load: {outcome.ended}."
         yield from _closest(outcome.closest, report.points)
         yield from (f"What would: {sentence}." for sentence in report.advice)
         return
@@ -147,41 +150,41 @@ def _entry(setting: Setting, changes: Mapping[str, Any]) -> str:
 
 
 def _baselines(outcome: Outcome, objective: Objective) -> Table:
-    rows = []
+    rows: list[list[str]] = []
     winner = outcome.winner
     if winner is not None:
         rows.append(["tuned", str(winner.setting), *_figures(winner), "", ""])
     for each in outcome.baselines:
         found = each.verified
-        goal = GOALS.get(each.name)
+        goal, ratio = GOALS.get(each.name), ratio_to(outcome, each)
         rows.append(
             [
                 each.name,
                 str(each.setting),
-                *((each.missed, "–") if found is None else _figures(found)),
-                _ratio(winner, each),
+                *((each.missed, "–") if found is None else _figures(found, at_least=each.at_least)),
+                "–" if ratio is None else f"{ratio:.2f} ×",
                 f"{goal:g} ×" if goal is not None else "",
             ]
         )
     heading = ("", "setting", f"requests/s within {objective}", "p95 ms", "tuned ÷ this", "goal, on MiniLM")
-    return Table(heading, rows)
+    kept = 4 if outcome.given else len(heading)  # of settings at one load there is no ratio of rates
+    return Table(heading[:kept], [row[:kept] for row in rows])
 
 
-def _figures(verified: Verified) -> tuple[str, str]:
+def _figures(verified: Verified, *, at_least: bool = False) -> tuple[str, str]:
     rate = "the trace" if verified.rate is None else f"{verified.rate:g}"
-    return rate, _number(verified.point.p95_ms)
+    return f"at least {rate}" if at_least else rate, _number(verified.point.p95_ms)
 
 
-def _ratio(winner: Verified | None, baseline: Baseline) -> str:
-    ratio = ratio_to(winner, baseline)
-    return "–" if ratio is None else f"{ratio:.2f} ×"
+def ratio_to(outcome: Outcome, baseline: Baseline) -> float | None:
+    """The winner's rate ÷ a baseline's.
 
-
-def ratio_to(winner: Verified | None, baseline: Baseline) -> float | None:
-    """The winner's rate ÷ a baseline's; None where one has none, or where the load was given."""
-    if winner is None or baseline.verified is None or not winner.rate or not baseline.verified.rate:
+    None where one has none, where the load was given, and where the baseline's highest rate may be a higher one.
+    """
+    winner, found = outcome.winner, baseline.verified
+    if outcome.given or baseline.at_least or winner is None or found is None or not winner.rate or not found.rate:
         return None
-    return winner.rate / baseline.verified.rate
+    return winner.rate / found.rate
 
 
 def _cells(point: Point) -> list[str]:
@@ -315,9 +318,7 @@ def to_json(report: TuneReport) -> bytes:
             "settings": report.settings,
             "objective": str(report.objective),
             "outcome": None if outcome is None else outcome.model_dump(mode="json"),
-            "ratios": {}
-            if outcome is None
-            else {each.name: ratio_to(outcome.winner, each) for each in outcome.baselines},
+            "ratios": {} if outcome is None else {each.name: ratio_to(outcome, each) for each in outcome.baselines},
             "points": [point.model_dump(mode="json") for point in report.points],
             "advice": list(report.advice),
             "notes": list(report.notes),

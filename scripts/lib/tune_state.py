@@ -68,6 +68,8 @@ class TuneState:
     def open(cls, directory: Path, name: str, about: Mapping[str, Any], *, fresh: bool = False) -> "TuneState":
         """The state of a tune: what an earlier run with the same `about` left, or an empty one.
 
+        Windows that failed are left out: what was in their way may be gone.
+
         Args:
             directory: of such files; made when it is not there.
             name: of the model.
@@ -88,7 +90,8 @@ class TuneState:
         except (OSError, ValidationError):  # none yet, or of another version: measured again
             content = None
         if content is not None and content.key == key:
-            found.costs, found.points, found.finished = list(content.costs), list(content.points), content.finished
+            found.costs, found.finished = list(content.costs), content.finished
+            found.points = [point for point in content.points if not point.failure]
         return found
 
     def save(self) -> None:

@@ -22,13 +22,14 @@ from scripts.lib.profiling import Texts, profile
 from scripts.lib.search import Budget, Ledger, Search
 from scripts.lib.sent import Sent
 from scripts.lib.serving import ServedModel, Serving
-from scripts.lib.trials import Trials, Windows, changes_for
+from scripts.lib.trials import Trials, Windows, changes_for, least_requests
 from scripts.lib.tune_report import TuneReport
 from scripts.lib.tune_state import Costs, Finished, TuneState
-from scripts.lib.tuning import BATCH_SIZES, DELAYS, Outcome, Point, Setting, Space, crews
+from scripts.lib.tuning import BATCH_SIZES, DELAYS, Kind, Outcome, Point, Setting, Space, crews
 
 Progress = Callable[[str], AbstractContextManager[None]]
 
+PROFILING_SHARE = 0.3  # of the budget, after which nothing more is profiled
 BESIDE = 2  # busy workers to profile: more of them have cores of their own, and the trials correct the rest
 #: What TorchServe does where nobody tells it anything, and what its tutorials tell it.
 DEFAULTS, TUTORIAL = "TorchServe's defaults", "the tutorials' setting"
@@ -90,6 +91,7 @@ class Tuner:
     about: Archive = field(init=False)
     sent: Sent = field(init=False)
     state: TuneState = field(init=False)
+    _left_out: list[str] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         wanted = self.wanted
@@ -105,7 +107,9 @@ class Tuner:
                 f"give --budget at least {3 * trace.seconds / 60:.0f}m, or a shorter trace",
             )
         self.machine = machine.describe()
-        self.cores, self.gpus = cores(), _gpus()
+        # As the deployment runs it: config.properties has no more GPUs than serving.yaml allows
+        self.cores, self.devices = cores(), _gpus()[: wanted.server.server.gpus]
+        self.gpus = len(self.devices)
         self.windows = Windows.within(wanted.budget_s)
         self.space = Space(
             crews=crews(
@@ -152,28 +156,34 @@ class Tuner:
                 outcome, forecast = self._search()
         except KeyboardInterrupt:
             return self._report(None, (), notes)
-        self.state.finished = Finished(budget_s=self.wanted.budget_s, space=self._space(), outcome=outcome)
-        self.state.save()
+        failed = outcome.winner is None and any(point.failure for point in self.state.points)
+        if not (outcome.unknown or failed or self._left_out):  # else the same command goes on from here
+            self.state.finished = Finished(budget_s=self.wanted.budget_s, space=self._space(), outcome=outcome)
+            self.state.save()
         return self._report(outcome, self._advice(outcome, forecast), notes)
 
     def changes(self, setting: Setting) -> dict[str, Any]:
-        """What the archive must say otherwise for a setting."""
-        return changes_for(self.about, setting, self.cores)
+        """What the archive must say otherwise for a setting, in the deployment as it is declared."""
+        return changes_for(self.about, setting, self.cores, alone=len(self.wanted.server.models) == 1)
 
     def _search(self) -> tuple[Outcome, Forecast]:
         wanted = self.wanted
         budget = Budget(wanted.budget_s)
-        forecast = self._forecast()
+        forecast = self._forecast(budget)
+        settings = [each for each in self.settings if (each.threads, each.dtype) in forecast.profiles]
+        baselines = {
+            name: each for name, each in self.baselines.items() if (each.threads, each.dtype) in forecast.profiles
+        }
+        self._left_out = [str(each) for each in self.settings if each not in settings]
+        self._left_out += [name for name in self.baselines if name not in baselines]
         with (
             tempfile.TemporaryDirectory(prefix="batchserve-tune-") as work,
             Trials(
                 self.about, self.sent, wanted.objective, self.windows, Path(work), self.cores, self.gpus,
-                wanted.served.queue, self.progress,
+                wanted.served.queue, self.progress, lambda: budget.left,
             ) as trials,
         ):  # fmt: skip
-            search = Search(
-                Ledger(trials, budget, self.state.points, self._keep), forecast, self.settings, self.baselines
-            )
+            search = Search(Ledger(trials, budget, self.state.points, self._keep), forecast, settings, baselines)
             outcome = search.maximise() if self.maximum else search.satisfy(wanted.rate)
         return outcome, forecast
 
@@ -181,22 +191,33 @@ class Tuner:
         """Write down a new point; the ledger has put it into the state's own list."""
         self.state.save()
 
-    def _forecast(self) -> Forecast:
-        """Predictions from the costs of every number of threads and dtype, measured where no earlier run did."""
+    def _forecast(self, budget: Budget | None = None) -> Forecast:
+        """Predictions from the costs of every number of threads and dtype, measured where no earlier run did.
+
+        Once its share of a budget is gone, the costs that are not known are left out. A trace is predicted where it is
+        busiest, as it is searched.
+        """
         needed: dict[tuple[int | None, str | None], int] = {}
         for each in (*self.settings, *self.baselines.values()):
             key = each.threads, each.dtype
             needed[key] = max(needed.get(key, 1), min(each.workers, 1 if self.gpus else BESIDE))
         known = {(each.threads, each.dtype): each.profile for each in self.state.costs}
         for (threads, dtype), workers in needed.items():
+            some = any((each.threads, each.dtype) in known for each in self.settings)
+            if budget is not None and some and budget.left < (1 - PROFILING_SHARE) * budget.seconds:
+                break
             if (threads, dtype) not in known or len(known[threads, dtype].rates) < workers:
                 known[threads, dtype] = self._profile(threads, dtype, workers)
                 self.state.costs = [Costs(threads=key[0], dtype=key[1], profile=each) for key, each in known.items()]
                 self.state.save()
-        return Forecast(
-            {key: known[key] for key in needed}, self.wanted.objective, self.wanted.served.queue, self.gpus,
-            self.sent.arrivals, self.sent.times,
-        )  # fmt: skip
+        times, profiles = self.sent.times, {key: known[key] for key in needed if key in known}
+        if times:
+            first, end = sent.busiest(times, self.windows.search)
+            times = tuple(at - times[first] for at in times[first:end])
+            profiles = {
+                key: each.model_copy(update={"requests": each.requests[first:end]}) for key, each in profiles.items()
+            }
+        return Forecast(profiles, self.wanted.objective, self.wanted.served.queue, self.gpus, self.sent.arrivals, times)
 
     def _profile(self, threads: int | None, dtype: str | None, workers: int) -> Profile:
         path = self.about.path
@@ -205,14 +226,14 @@ class Tuner:
                 path = Path(work) / path.name
                 variant.write(self.about, {"dtype": dtype}, path)
             texts = Texts(bodies=tuple(body.data for body in self.sent.bodies))
-            found = profile(path, texts, workers=workers, threads=threads, progress=self.progress)
+            found = profile(path, texts, workers=workers, threads=threads, progress=self.progress, gpu=bool(self.gpus))
         # What torch brought stays; the collector need not walk it between two requests of a load
         gc.collect()
         gc.freeze()
         return found
 
     def _advice(self, outcome: Outcome, forecast: Forecast) -> Sequence[str]:
-        if outcome.winner is not None or outcome.closest is None:
+        if outcome.winner is not None or outcome.closest is None or outcome.unknown:
             return ()
         return tuple(advise(forecast, outcome.closest.setting, self.wanted.rate, maximum=self.maximum))
 
@@ -236,6 +257,20 @@ class Tuner:
             yield f"the load generator took at most {max(point.generator_share for point in points):.2f} cores"
         failed = {str(point.setting): point.failure.splitlines()[0] for point in points if point.failure}
         yield from (f"{setting} could not be served: {why}" for setting, why in failed.items())
+        if self._left_out:
+            named = ", ".join(each for each in self._left_out if each in self.baselines)
+            yield (
+                f"profiling took {PROFILING_SHARE:.0%} of the budget, and {len(self._left_out)} settings were left out"
+                f"{named and f' ({named} too)'}; the same command goes on from there"
+            )
+        least = least_requests(self.wanted.objective, Kind.FINAL)
+        for point in points:
+            if point.kind == Kind.FINAL and point.met and point.requests < least:
+                load = "the trace" if point.rate is None else f"{point.rate:g}/s"
+                yield (
+                    f"{point.setting} at {load} met {self.wanted.objective} in a window of {point.requests} requests; "
+                    f"it takes {least} for a steady figure"
+                )
 
     def _settings(self) -> dict[str, Any]:
         wanted = self.wanted
@@ -262,7 +297,9 @@ class Tuner:
             "objective": str(wanted.objective),
             "rate": wanted.rate,
             "queue": wanted.served.queue,
-            "machine": [self.machine.processor, self.cores, self.gpus],
+            "machine": [self.machine.processor, self.machine.flags, round(self.machine.memory_gb), self.cores],
+            "gpus": self.devices,
+            "versions": self.machine.versions,
         }
 
 
@@ -303,7 +340,9 @@ def baseline_settings(about: Archive, count: int, gpus: int, queue: int) -> dict
     return {DEFAULTS: defaults, TUTORIAL: tutorial}
 
 
-def _gpus() -> int:
+def _gpus() -> list[str]:
+    """The names of the GPUs that are here."""
     import torch
 
-    return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [torch.cuda.get_device_name(each) for each in range(count)]

@@ -171,12 +171,20 @@ class Verified(_Strict):
 
 
 class Baseline(_Strict):
-    """A setting that people use, measured as the others are; `missed` says why it is not verified."""
+    """A setting that people use, measured as the others are.
+
+    Args:
+        name, setting: of it.
+        verified: at its highest rate, or at the load that was given.
+        missed: why it is not verified.
+        at_least: whether the search for its highest rate was cut short, so that a higher one may do as well.
+    """
 
     name: str
     setting: Setting
     verified: Verified | None
     missed: str = ""
+    at_least: bool = False
 
 
 class Outcome(_Strict):
@@ -188,6 +196,8 @@ class Outcome(_Strict):
         baselines: settings to compare with.
         ended: why no more was measured.
         closest: without a winner, the window that came nearest.
+        given: whether the load was given, and no highest rate sought.
+        unknown: without a winner, whether a setting may meet the objective all the same: not all was measured.
     """
 
     winner: Verified | None
@@ -195,6 +205,8 @@ class Outcome(_Strict):
     baselines: tuple[Baseline, ...] = ()
     ended: str
     closest: Point | None = None
+    given: bool = False
+    unknown: bool = False
 
 
 def rounded(rate: float) -> float:

@@ -1,6 +1,8 @@
 """The tune verb on a machine of formulas in place of the server and the profile; e2e/test_tune.py has the real one."""
 
 import json
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -184,11 +186,109 @@ def test_a_rate_gets_the_cheapest_setting_and_its_archive(here: Path) -> None:
     assert sorted(path.name for path in Path("store").iterdir()) == ["tiny-1-threads.mar", "tiny.mar"]
 
 
+@pytest.mark.parametrize("rate", ["100", "100.25"])
+def test_the_rate_is_the_one_that_was_asked_for(here: Path, rate: str) -> None:
+    assert told("--rate", rate)["outcome"]["winner"]["rate"] == float(rate)
+    assert {found for _, kind, found in Formulas.asked if kind != Kind.QUIET} == {float(rate)}
+
+
+def test_beside_another_model_the_applied_archive_fixes_its_threads(here: Path) -> None:
+    other = SERVING + "  n: {archive: tiny.mar, version: '1.0'}\n"
+    Path("config/serving.yaml").write_text(other)
+    setting = told("--apply")["outcome"]["winner"]["setting"]
+    assert (setting["workers"], setting["threads"]) == (2, 1)
+    served = Serving.load(Path("config/serving.yaml")).models["m"]
+    assert archive.read(Path("store") / served.archive).settings["threads"] == 1
+
+
+def test_the_deployments_gpus_are_the_most(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner, "_gpus", lambda: ["a GPU"] * 4)
+    served = Serving.load(Path("config/serving.yaml"))
+    for allowed, found in ((None, 4), (2, 2), (0, 0)):
+        server = served.model_copy(update={"server": served.server.model_copy(update={"gpus": allowed})})
+        assert made(server).gpus == found
+
+
+def made(server: Serving, trace: Path | None = None) -> tuner.Tuner:
+    """A tuner of the archive in a deployment."""
+    wanted = tuner.Wanted(
+        Path("store/tiny.mar"), server.models["m"], server, Objective.parse("p95<=50ms"), None, trace, None, None,
+        "poisson", 600.0, None, None, None, None, (), True, Path("report"), False,
+    )  # fmt: skip
+    return tuner.Tuner(wanted, lambda _: nullcontext())
+
+
+def test_what_was_measured_with_other_versions_or_on_another_machine_is_not_taken(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, keys = Serving.load(Path("config/serving.yaml")), set[str]()
+    known = tuner.machine.describe()
+    versions = {**known.versions, "torch": "0.1"}
+    for changed in ({}, {"versions": versions}, {"flags": ("avx2", "x")}, {"memory_gb": known.memory_gb + 64}):
+        here_now = replace(known, **changed)
+        monkeypatch.setattr(tuner.machine, "describe", lambda now=here_now: now)
+        keys.add(made(served).state.key)
+    monkeypatch.setattr(tuner, "_gpus", lambda: ["a GPU"])
+    keys.add(made(served).state.key)
+    monkeypatch.setattr(tuner, "_gpus", lambda: ["another GPU"])
+    keys.add(made(served).state.key)
+    assert len(keys) == 6
+
+
+def test_a_failure_is_not_the_last_word(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = Formulas.measure
+
+    def fail(trials: Formulas, setting: Setting, kind: Kind, rate: float | None) -> Point:
+        failed = {"met": False, "margin": None, "failure": "no memory now"}
+        return measure(trials, setting, kind, rate).model_copy(update=failed)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Formulas, "measure", fail)
+        assert told(status=1)["outcome"]["winner"] is None
+    assert told()["outcome"]["winner"] is not None
+
+
+def test_profiling_takes_its_share_of_the_budget_and_goes_on_the_next_time(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiled: list[int | None] = []
+
+    def slow(path: Path, texts: Any, *, threads: int | None, **_: Any) -> Profile:
+        profiled.append(threads)
+        return costs(threads)
+
+    monkeypatch.setattr(tuner, "profile", slow)
+    words = ("--rate", "50", "--no-compare", "--threads", "1,2")
+    with monkeypatch.context() as patch:  # the first one takes more than its share
+        patch.setattr(tuner.Budget, "left", property(lambda budget: budget.seconds * (1 - 0.4 * len(profiled))))
+        document = told(*words)
+    assert len(profiled) == 1
+    assert document["outcome"]["winner"] is not None
+    assert any("were left out" in note for note in document["notes"])
+    document = told(*words)
+    assert set(profiled) == {1, 2}
+    assert not any("were left out" in note for note in document["notes"])
+
+
 def test_a_trace_is_a_load_of_its_own(here: Path) -> None:
     Path("t.jsonl").write_text("".join(json.dumps({"at": n / 10, "body": {"text": "a"}}) + "\n" for n in range(30)))
     winner = told("--trace", "t.jsonl")["outcome"]["winner"]
     assert winner["rate"] is None
     assert (winner["setting"]["workers"], winner["setting"]["threads"]) == (1, 1)
+
+
+def test_a_trace_is_predicted_where_it_is_busiest(here: Path) -> None:
+    times = [0, 50, 100, 101, 102, 103, 104, 150, 180, 190]
+    Path("t.jsonl").write_text("".join(json.dumps({"at": at, "body": {"text": "a"}}) + "\n" for at in times))
+    found = made(Serving.load(Path("config/serving.yaml")), Path("t.jsonl"))._forecast()
+    assert list(found.times) == [0, 1, 2, 3, 4]
+    assert all(each.requests == costs(1).requests[2:7] for each in found.profiles.values())
+
+
+def test_a_percentile_of_few_requests_is_told(here: Path) -> None:
+    Path("t.jsonl").write_text("".join(json.dumps({"at": n / 10, "body": {"text": "a"}}) + "\n" for n in range(30)))
+    notes = told("--trace", "t.jsonl")["notes"]
+    assert any("in a window of 100 requests; it takes 200" in note for note in notes)
 
 
 def test_that_nothing_meets_it_is_said_and_the_command_fails(here: Path) -> None:

@@ -78,11 +78,11 @@ def test_bodies_of_a_file(about: Archive, tmp_path: Path) -> None:
 
 def test_what_is_sent_has_a_digest_of_its_own(about: Archive, tmp_path: Path) -> None:
     digests = {read(about).digest(), read(about, workload="short").digest(), read(about, arrivals="constant").digest()}
-    for at in (1, 2):
+    for last in ('"at": 1', '"at": 2', '"at": 2, "headers": {"Accept": "a/b"}'):
         trace = tmp_path / "t.jsonl"
-        trace.write_text(f'{{"at": 0, "body": 1}}\n{{"at": {at}, "body": 1}}\n')
+        trace.write_text(f'{{"at": 0, "body": 1}}\n{{{last}, "body": 1}}\n')
         digests.add(read(about, trace=trace).digest())
-    assert len(digests) == 5
+    assert len(digests) == 6
     assert read(about).digest() in digests
 
 

@@ -16,7 +16,7 @@ from scripts.lib.load import LoadResult, Sample
 from scripts.lib.objective import Objective
 from scripts.lib.sent import Sent
 from scripts.lib.server import StartError
-from scripts.lib.trials import LEAST_REQUESTS, Trials, Windows, _point, changes_for
+from scripts.lib.trials import LEAST_REQUESTS, Trials, Windows, _point, changes_for, least_requests
 from scripts.lib.tuning import Kind, Setting
 from scripts.lib.workloads import Body
 
@@ -52,6 +52,28 @@ def test_the_archive_changes_only_where_it_must(
 ) -> None:
     setting = SETTING.model_copy(update={"threads": threads, "dtype": dtype})
     assert changes_for(about(**handler), setting, 2) == changes
+
+
+def test_beside_other_models_threads_are_fixed() -> None:
+    """Their workers are counted too where cores are divided."""
+    assert changes_for(about(), SETTING, 2, alone=False) == {"threads": 1}
+    assert changes_for(about(threads=1), SETTING, 2, alone=False) == {}
+
+
+@pytest.mark.parametrize(
+    ("objective", "search", "final"),
+    [("p95<=1s", 60, 200), ("p50<=1s", 60, 200), ("max<=1s,mean<=1s", 60, 200), ("p95<=1s,p99<=2s", 300, 1000)],
+)
+def test_a_window_needs_requests_for_the_strictest_percentile(objective: str, search: int, final: int) -> None:
+    found = Objective.parse(objective)
+    assert (least_requests(found, Kind.SEARCH), least_requests(found, Kind.FINAL)) == (search, final)
+
+
+@pytest.mark.parametrize(("left", "patience"), [(1000.0, 300.0), (100.0, 100.0), (-5.0, 60.0)])
+def test_a_start_takes_no_more_than_the_budget(tmp_path: Path, left: float, patience: float) -> None:
+    tried = made(tmp_path)
+    tried.left = lambda: left
+    assert tried._patience == patience
 
 
 @given(st.floats(10, 7200), st.floats(0.01, 1000), st.sampled_from([Kind.SEARCH, Kind.FINAL]))

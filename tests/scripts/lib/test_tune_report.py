@@ -82,6 +82,13 @@ def test_that_no_setting_meets_it_is_said_plainly_with_what_would() -> None:
     assert "What would: a GPU: see." in text
 
 
+def test_that_time_ran_out_is_no_verdict() -> None:
+    outcome = Outcome(winner=None, ended="the budget was used up", closest=point(40.0), unknown=True)
+    text = printed(report(outcome, point(40.0)))
+    assert "No setting is verified to meet p95<=200ms: the budget was used up. A larger --budget may find one." in text
+    assert "No setting meets" not in text
+
+
 def test_a_setting_that_was_never_served_says_why() -> None:
     failed = point(40.0, None, met=False, margin=None, failure="no memory\nmore")
     outcome = Outcome(winner=None, ended="e")
@@ -107,11 +114,27 @@ def test_json_holds_everything() -> None:
     assert (document["advice"], document["notes"], document["interrupted"]) == (["a"], ["n"], False)
 
 
-def test_a_given_load_has_no_ratio() -> None:
-    baseline = Baseline(name="b", setting=setting(1), verified=verified(None))
-    assert ratio_to(verified(None), baseline) is None
-    assert ratio_to(None, baseline) is None
-    assert ratio_to(verified(90.0), Baseline(name="b", setting=setting(), verified=verified(60.0))) == 1.5
+def test_only_highest_rates_have_a_ratio() -> None:
+    baseline = Baseline(name="b", setting=setting(), verified=verified(60.0))
+    highest = Outcome(winner=verified(90.0), ended="e", baselines=(baseline,))
+    assert ratio_to(highest, baseline) == 1.5
+    assert ratio_to(highest.model_copy(update={"winner": None}), baseline) is None
+    cut_short = baseline.model_copy(update={"at_least": True})
+    assert ratio_to(highest, cut_short) is None
+    text = printed(report(highest.model_copy(update={"baselines": (cut_short,)})))
+    assert "at least 60" in text
+    assert "1.50 ×" not in text
+
+
+@pytest.mark.parametrize("load", [90.0, None])
+def test_a_given_load_has_no_ratio(load: float | None) -> None:
+    baseline = Baseline(name="b", setting=setting(1), verified=verified(load))
+    outcome = Outcome(winner=verified(load), ended="e", baselines=(baseline,), given=True)
+    assert ratio_to(outcome, baseline) is None
+    text = printed(report(outcome))
+    assert "tuned" in text
+    assert "tuned ÷ this" not in text
+    assert "×" not in text.partition("Beside what people use")[2].replace("workers ×", "")
 
 
 def test_the_page_has_the_pareto_plot_and_escapes_what_it_is_given() -> None:

@@ -52,3 +52,10 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="can't be made"):
         TuneState.open(tmp_path / "file" / "below", "m", ABOUT)
+
+
+def test_what_failed_is_measured_again(tmp_path: Path) -> None:
+    state = TuneState.open(tmp_path, "m", ABOUT)
+    state.points += [POINT.model_copy(update={"met": False, "failure": "no memory"}), POINT]
+    state.save()
+    assert TuneState.open(tmp_path, "m", ABOUT).points == [POINT]
