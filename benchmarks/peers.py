@@ -21,7 +21,7 @@ from scripts.lib.archive import read
 from scripts.lib.benchmark import build
 from scripts.lib.console import console, err_console, progress
 from scripts.lib.errors import UserError
-from scripts.lib.interrupts import stop_on_signals
+from scripts.lib.interrupts import INTERRUPTED, stop_on_signals
 from scripts.lib.offline import Offline, OfflineError
 from scripts.lib.properties import REPOSITORY
 from scripts.lib.serving import DEFAULT_SERVING, ServedModel, Serving
@@ -36,7 +36,6 @@ ALL = ",".join(NAMES)
 WORKLOADS = ("mixed", "short")
 CLIENTS = (FULL_LOAD, 1)
 POOL = 1000  # distinct requests: whole blocks of the mixture
-INTERRUPTED = 130  # the status of a command that Ctrl-C ended
 
 
 def main(

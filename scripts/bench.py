@@ -12,14 +12,13 @@ from scripts.lib import archive, comparison, generation_bench, generation_report
 from scripts.lib.benchmark import Measured, Settings, build, run
 from scripts.lib.console import console, progress
 from scripts.lib.errors import UserError
-from scripts.lib.interrupts import stop_on_signals
+from scripts.lib.interrupts import INTERRUPTED, stop_on_signals
 from scripts.lib.report import Report, show, write_json
 from scripts.lib.subjects import SUBJECTS, Subject
 from scripts.lib.targets import FULL_LOAD, judge
 
 DTYPES = ("float32", "bfloat16")
 PANEL = "A running server"
-INTERRUPTED = 130  # the status of a command that Ctrl-C ended
 # Options that one kind of run alone has a use for: what would do nothing is refused.
 SERVING_ONLY = frozenset(
     {"archive_file", "dtype", "workers", "threads", "batch_size", "max_batch_delay", "compare_batch_1", "rounds"}
@@ -393,10 +392,7 @@ def _choices(text: str, known: Sequence[str], option: str) -> tuple[str, ...]:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    try:
-        counts = sorted({int(word) for word in text.split(",")})
-    except ValueError:
-        counts = []
-    if not counts or counts[0] < 1:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) for word in words):
         raise UserError(f"--clients {text}: not whole numbers from 1", hint=f"for example --clients 1,8,{FULL_LOAD}")
-    return tuple(counts)
+    return tuple(sorted({int(word) for word in words}))

@@ -10,6 +10,7 @@ import typer
 from scripts.lib import archive, store, tune_report, variant
 from scripts.lib.console import console, progress
 from scripts.lib.errors import UserError
+from scripts.lib.interrupts import INTERRUPTED
 from scripts.lib.objective import Objective
 from scripts.lib.schedule import CONSTANT, POISSON
 from scripts.lib.serving import DEFAULT_SERVING, ServedModel, Serving
@@ -20,7 +21,6 @@ from scripts.lib.tuner import Tuner, Wanted
 from scripts.lib.tuning import Setting
 
 DTYPES = ("float32", "float16", "bfloat16")
-INTERRUPTED = 130  # the status of a command that Ctrl-C ended
 LEAST_BUDGET_S = 10.0
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+INTERRUPTED = 130  # the status of a command that Ctrl-C ended
+
 
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
