@@ -41,8 +41,8 @@ def cases(smollm2: Path) -> list[Case]:
     end = oracle.model.config.eos_token_id
 
     def plain(index: int) -> tuple[Case, list[int]]:
-        text = " ".join(chosen.sample(ENGLISH, chosen.choice([1, 1, 1, 2, 4, 6])))
-        body = {"max_tokens": chosen.choice([8, 8, 8, 10, 24]), **GREEDY}
+        text = " ".join(chosen.sample(ENGLISH, chosen.choice([1, 1, 1, 2, 3])))
+        body = {"max_tokens": chosen.choice([8, 8, 8, 8, 12]), **GREEDY}
         if index % 2:
             messages = [{"role": "user", "content": text}]
             case, prompt = Case(CHAT, {**body, "messages": messages}, "", ""), oracle.chat(messages)

@@ -86,7 +86,7 @@ def test_the_async_openai_client(client: openai.OpenAI, expected: str, completed
 
 
 def test_curl_shows_the_stream_as_it_comes(server: TorchServe, oracle: Oracle) -> None:
-    body = {"prompt": "a", "max_tokens": 1000, "ignore_eos": True, "temperature": 0, "stream": True}
+    body = {"prompt": "a", "max_tokens": 300, "ignore_eos": True, "temperature": 0, "stream": True}
     started = time.monotonic()
     with subprocess.Popen(
         ["curl", "-sN", "-H", f"Authorization: {server.headers()['Authorization']}", "-H",
@@ -103,7 +103,7 @@ def test_curl_shows_the_stream_as_it_comes(server: TorchServe, oracle: Oracle) -
     assert lines[-2:] == ["data: [DONE]\n", "\n"]
     events = [json.loads(line.removeprefix("data: ")) for line in lines[:-2:2]]
     text = "".join(event["choices"][0]["text"] for event in events)
-    assert text == oracle.text("a", 1000, eos_token_id=-1)
+    assert text == oracle.text("a", 300, eos_token_id=-1)
 
 
 def test_errors_are_openais_before_the_first_byte(client: openai.OpenAI) -> None:
@@ -121,7 +121,7 @@ def test_errors_are_openais_before_the_first_byte(client: openai.OpenAI) -> None
 def test_more_than_slots_and_queue_are_refused_at_once(server: TorchServe, oracle: Oracle) -> None:
     def ask(_: int) -> tuple[requests.Response, float]:
         begun = time.monotonic()
-        body = {"prompt": "a", "max_tokens": 1000, "ignore_eos": True, "temperature": 0}
+        body = {"prompt": "a", "max_tokens": 300, "ignore_eos": True, "temperature": 0}
         answer = requests.post(f"{url(server)}/v1/completions", headers=server.headers(), timeout=120, json=body)
         return answer, time.monotonic() - begun
 
@@ -132,7 +132,7 @@ def test_more_than_slots_and_queue_are_refused_at_once(server: TorchServe, oracl
     assert len(served) + len(refused) == len(found)
     assert QUEUE < len(served) <= SLOTS + QUEUE
     assert max(refused) < min(served), "they waited for those that ran"
-    text = oracle.text("a", 1000, eos_token_id=-1)
+    text = oracle.text("a", 300, eos_token_id=-1)
     assert all(a.json()["choices"][0]["text"] == text for a, _ in found if a.status_code == 200)
     assert rests(server, 4)
 
