@@ -79,7 +79,7 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "bert": {"archive": "bert.mar", "version": "1.0", "batch_size": 8, "max_batch_delay": 5, "queue": 16},
         "llama": {"archive": "llama.mar", "version": "1.0", "batch_size": 4, "max_batch_delay": 1, "queue": 16},
     }
-    extra = {"system_metrics_cmd": str(work / "collector.py")}
+    extra = {"system_metrics_cmd": str(work / "collector.py"), "metric_time_interval": "5"}
     mapping = serving_mapping(store, models, log_format="json", extra=extra)
     with start_server(tmp_path_factory.mktemp("server"), mapping) as server:
         yield server
@@ -202,7 +202,16 @@ def test_values_are_those_of_the_traffic(server: TorchServe, prometheus: str) ->
     }
 
 
+def unmeasured(server: TorchServe) -> list[str]:
+    """Workers whose memory TorchServe has not yet read, which it does at intervals."""
+    versions = [model for name in ("bert", "llama") for model in server.management.versions(name)]
+    return [worker.id for model in versions for worker in model.workers if not worker.memory_usage > 0]
+
+
 def test_top_sees_the_traffic(server: TorchServe) -> None:
+    deadline = time.monotonic() + 60
+    while unmeasured(server) and time.monotonic() < deadline:
+        time.sleep(0.2)
     words = ["top", "--once", "--json", "--interval", "4", "--management", server.urls.management]
     words += ["--metrics", server.urls.metrics, "--token", str(server.management_key)]
     with ThreadPoolExecutor(1) as pool:
