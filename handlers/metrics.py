@@ -4,12 +4,15 @@ config/metrics.yaml must list the same names and dimensions, or TorchServe's fro
 counters (`_bucket` with the dimension `le`, `_sum`, `_count`), because TorchServe's own histograms have fixed buckets.
 """
 
+import logging
 import threading
 import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 INTERVAL = 0.5  # seconds between two hand-overs
 
@@ -99,7 +102,8 @@ class Metrics:
 
     def count(self, name: str, value: float = 1, *labels: str) -> None:
         """Add to a counter of this batch; `labels` are the values of its dimensions after the first."""
-        self._batch[name, *labels] += value  # type: ignore[assignment]
+        with self._lock:  # threads of all kinds count
+            self._batch[name, *labels] += value  # type: ignore[assignment]
 
     def observe(self, name: str, value: float, times: int = 1) -> None:
         """Add a value to a histogram, `times` times."""
@@ -127,7 +131,7 @@ class Metrics:
         """End the batch: what was counted will be handed over within about INTERVAL seconds."""
         with self._lock:
             self._sums.update(self._batch)
-        self._batch.clear()
+            self._batch.clear()
         self._due.set()
 
     def flush(self) -> None:
@@ -159,4 +163,7 @@ class Metrics:
             self._due.wait()
             self._due.clear()
             time.sleep(INTERVAL)
-            self.flush()
+            try:
+                self.flush()
+            except Exception as error:  # noqa: BLE001 - the next ones are handed over all the same
+                logger.error("Metrics could not be handed over: %s", type(error).__name__)

@@ -1,9 +1,12 @@
 import re
+import threading
 import time
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import yaml
 
 from handlers.generation import metrics as generation
@@ -81,6 +84,55 @@ def test_they_are_handed_over_by_themselves() -> None:
         time.sleep(0.01)
     handed = [value for name, value, _ in cache.emitted if name == "batchserve_requests_total" and value]
     assert len(handed) <= 2, "sums, not batches"
+
+
+def test_nothing_is_lost_between_a_batchs_end_and_what_other_threads_count() -> None:
+    """One that counts while a batch ends waits for it: its counts are not emptied with the batch's."""
+    cache = Cache()
+    metrics = Metrics(cache, TYPES, "minilm")
+    cache.emitted.clear()
+    counted: list[threading.Thread] = []
+
+    class Sums(Counter[tuple[str, ...]]):
+        def update(self, *args: Any, **kwargs: Any) -> None:
+            if args[0]:  # none when it is made
+                counted.append(threading.Thread(target=metrics.count, args=("batchserve_tokens_total", 2)))
+                counted[-1].start()
+                counted[-1].join(0.1)
+            super().update(*args, **kwargs)
+
+    metrics._sums = Sums()
+    metrics.count("batchserve_tokens_total", 5)
+    metrics.emit()
+    counted[-1].join()
+    metrics.flush()
+    metrics.emit()
+    metrics.flush()
+    handed = [value for name, value, _ in cache.emitted if name == "batchserve_tokens_total"]
+    assert handed == [5, 2]
+
+
+def test_what_cannot_be_handed_over_does_not_end_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("handlers.metrics.INTERVAL", 0.01)
+    cache = Cache()
+    metrics = Metrics(cache, TYPES, "minilm")
+    flush, failed = metrics.flush, threading.Event()
+
+    def fails_once() -> None:
+        if not failed.is_set():
+            failed.set()
+            raise OSError("the pipe is full")
+        flush()
+
+    monkeypatch.setattr(metrics, "flush", fails_once)
+    metrics.batch(1)
+    metrics.emit()
+    assert failed.wait(10)
+    deadline = time.monotonic() + 10
+    while not any(name == "batchserve_batches_total" and value for name, value, _ in cache.emitted):
+        assert time.monotonic() < deadline
+        metrics.emit()
+        time.sleep(0.01)
 
 
 def test_outside_torchserve_nothing_breaks() -> None:
