@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -20,6 +19,7 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.model_runner import infer_max_single_request_tokens
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
 
+from handlers import memory
 from handlers.config import ConfigError, resolve_dtype
 from handlers.errors import ModelFailure
 from handlers.generation import attention
@@ -307,7 +307,7 @@ def _budget(config: GenerationConfig, device: torch.device) -> int:
 
 def _room() -> int:
     """Bytes that packed weights may take: the cache and the workers beside this one want memory too."""
-    return int(PACKED_SHARE * psutil.virtual_memory().available)
+    return int(PACKED_SHARE * memory.available())
 
 
 def _failure() -> EngineFailure:
