@@ -122,7 +122,11 @@ def _call(answer: str) -> tuple[int, int, str, str]:
     before, after = answer[place : name + 1], answer[name + 1 + len(_NAME) : arguments]
     written = f"{before}{_NAME}{after}{json.dumps(_ARGUMENTS)}}}"
     wanted = {key: value for key, value in found.items() if key in ("name", "arguments", "parameters")}
-    if json.loads(written) != wanted or len(wanted) != 2 or len(written) > _LONGEST * 2:
+    try:
+        same = json.loads(written) == wanted
+    except ValueError:  # such as arguments that are JSON within a string
+        same = False
+    if not same or len(wanted) != 2 or len(written) > _LONGEST * 2:
         raise unknown
     return place, place + length, before, after
 
@@ -138,7 +142,10 @@ def _separator(render: Render, messages: Sequence[Mapping[str, Any]], tools: Any
     first = two.rfind(begin, 0, max(second, 0))
     if first < 0:
         return None
-    _, length = json.JSONDecoder().raw_decode(two[first:])
+    try:
+        _, length = json.JSONDecoder().raw_decode(two[first:])
+    except ValueError:
+        return None
     separator = two[first + length : second]
     return separator if second >= first + length and 0 < len(separator) <= _LONGEST else None
 

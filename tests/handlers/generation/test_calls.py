@@ -65,6 +65,7 @@ def test_a_template_shows_how_calls_are_written(template: str, name: str) -> Non
         (HERMES[HERMES.index("{% for message") :], "no tools"),  # it knows calls, but no tools
         ("{{ tools | tojson }}{{ raise_exception('no') }}", "no tools"),
         (HERMES.replace('"name": "', '"function": "'), "not known"),
+        (HERMES.replace("arguments | tojson", "arguments | tojson | tojson"), "not known"),  # JSON within a string
         (HERMES.replace('{"name": "', '{"id": 5, "name": "'), "not known"),
         (LLAMA.replace('{"name": "{{ call.name }}", "parameters": {{ call.arguments | tojson }}}', "{{ call.name }}()"),
          "not known"),
