@@ -6,7 +6,7 @@ from typing import Any
 
 from handlers import options
 from handlers.errors import RequestError
-from handlers.generation.parameters import name_of
+from handlers.generation.parameters import encodable, name_of
 
 MAX_MESSAGES = 4096
 MAX_CALLS = 128  # of one message
@@ -102,6 +102,7 @@ def _call(value: Any, param: str) -> dict[str, Any]:
     try:
         # templates write arguments as JSON themselves, so they are handed the object
         arguments = json.loads(options.text(function["arguments"], where))
+        encodable(arguments, where)
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):

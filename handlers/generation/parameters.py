@@ -99,6 +99,16 @@ def name_of(value: Any, param: str) -> str:
     return value
 
 
+def encodable(value: Any, param: str) -> None:
+    """Refuse an object with texts that cannot be encoded, sent as `param`: a template writes them into a prompt."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise RequestError(
+            f"{param} has a lone surrogate; it is no valid text.", code="invalid_text", param=param
+        ) from None
+
+
 def schema(value: Any, param: str) -> Mapping[str, Any]:
     """A JSON schema, sent as `param`; whether it can be followed, the grammar says."""
     if not isinstance(value, dict):
@@ -107,6 +117,7 @@ def schema(value: Any, param: str) -> Mapping[str, Any]:
         )
     try:
         characters = len(json.dumps(value, allow_nan=False))
+        encodable(value, param)
     except ValueError:
         raise RequestError(f"{param} holds a number that is none.", code="invalid_value", param=param) from None
     except RecursionError:
