@@ -36,8 +36,8 @@ class CallReader:
         return self._taken()
 
     def rest(self) -> tuple[str, list[Call]]:
-        """What was held back and has not become a call."""
-        if self._state in (self._text, self._opening):
+        """What was held back and has not become a call; a mark that is there is no text, whatever comes of it."""
+        if self._state == self._text:
             self._shown.append(self._held)
             self._held = ""
         return self._taken()

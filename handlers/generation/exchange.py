@@ -23,6 +23,11 @@ class Choice:
         end: token ids that end a text.
         calls: how the model writes calls of functions, where it may write some.
         constraint: what the text must follow, if anything.
+
+    Attributes:
+        tokens: generated so far.
+        finish: why it has ended; None while it goes on.
+        first, last: when its first and its latest tokens came, `time.monotonic`; 0 before.
     """
 
     def __init__(
@@ -50,9 +55,13 @@ class Choice:
         self.constraint = constraint
         self.tokens = 0
         self.finish: Finish | None = None
+        self.first = self.last = 0.0
 
     def add(self, tokens: Sequence[Token], finish: Finish | None) -> None:
         """Take what the engine brought; nothing counts behind a stop string."""
+        if tokens and self.finish is None:
+            self.last = time.monotonic()
+            self.first = self.first or self.last
         for token in tokens:
             if self.finish is not None:
                 return
@@ -66,14 +75,14 @@ class Choice:
                 self._show(self._detokenizer.add(token.id))
         if finish is not None and self.finish is None:
             self._show(self._detokenizer.rest())
+            if self._reader is not None and self.finish is None:
+                self._keep(*self._reader.rest())
             if self.finish is None:
-                self._read(self._stops.rest())
+                self._text.append(self._stops.rest())
                 self.finish = finish
 
     def take(self, index: int) -> Piece | None:
         """What is new, as a piece; None where nothing is."""
-        if self.finish is not None and self._reader is not None:
-            self._keep(*self._reader.rest())
         text, self._text = "".join(self._text), []
         logprobs = self._logprobs
         if logprobs is not None:
@@ -81,26 +90,22 @@ class Choice:
         calls, self._calls = self._calls, []
         if not text and not logprobs and not calls and self.finish is None:
             return None
-        called = self.finish == "stop" and self._reader is not None and self._reader.complete
+        called = self.finish == "stop" and self._reader is not None and self._reader.complete and not self._stops.found
         return Piece(index, text, logprobs, "tool_calls" if called else self.finish, calls)
 
     def _show(self, text: str) -> None:
         if not text:
             return
         self._decoded += len(text)
-        self._read(self._stops.add(text, watch=self.tokens > self._least))
-        if self._stops.found:
-            self.finish = "stop"
-
-    def _read(self, text: str) -> None:
-        if self._reader is None:
-            self._text.append(text)
-        else:
-            self._keep(*self._reader.add(text))
+        self._keep(*((text, []) if self._reader is None else self._reader.add(text)))
 
     def _keep(self, text: str, calls: list[Call]) -> None:
-        self._text.append(text)
-        self._calls += calls
+        """Take text, in which stop strings count, and calls, in which they do not: a call would be cut."""
+        self._text.append(self._stops.add(text, watch=self.tokens > self._least))
+        if self._stops.found:
+            self.finish = "stop"
+        else:
+            self._calls += calls
 
     def _count(self, token: Token) -> None:
         if self._logprobs is None or token.logprob is None:
@@ -122,19 +127,26 @@ class Exchange:
         writer: makes bytes of them.
         prompt_tokens: of all prompts, each counted once.
         max_bytes: most bytes of a whole answer.
+        started: when the request came, `time.monotonic`.
 
     Attributes:
-        started, first: when it was admitted, and when its first token came (None before), `time.monotonic`.
+        first: when its first token came, None before.
     """
 
     def __init__(
-        self, generation: Generation, choices: Sequence[Choice], writer: Writer, prompt_tokens: int, max_bytes: int
+        self,
+        generation: Generation,
+        choices: Sequence[Choice],
+        writer: Writer,
+        prompt_tokens: int,
+        max_bytes: int,
+        started: float,
     ) -> None:
         self.generation = generation
         self.writer = writer
         self.prompt_tokens = prompt_tokens
         self.error: RequestError | None = None
-        self.started = time.monotonic()
+        self.started = started
         self.first: float | None = None
         self._choices = list(choices)
         self._told: set[int] = set()  # choices whose end the stream has told
@@ -155,6 +167,14 @@ class Exchange:
     def tokens(self) -> int:
         """Tokens generated so far."""
         return sum(choice.tokens for choice in self._choices)
+
+    def paces(self) -> list[float]:
+        """Seconds for each token after the first, of each choice that got some."""
+        return [
+            (choice.last - choice.first) / (choice.tokens - 1)
+            for choice in self._choices
+            if choice.tokens > 1 and choice.last > choice.first
+        ]
 
     def add(self, index: int, output: Output) -> None:
         """Take what the engine brought for the choice at `index`."""

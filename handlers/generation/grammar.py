@@ -1,5 +1,6 @@
 """Rules → which tokens may come next, by llguidance, where that is installed."""
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import logging
@@ -10,14 +11,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from handlers.errors import RequestError
+from handlers.errors import Overloaded, RequestError
 from handlers.generation.engine import Constraint
-from handlers.generation.trial import Trial
+from handlers.generation.trial import Trial, Unsettled, Verdict
 
 logger = logging.getLogger(__name__)
 
 PACKAGE = "llguidance"
-KEPT = 32  # compiled grammars
+KEPT = 4096  # verdicts on rules
+QUICK_SECONDS = 0.1  # what compiles in less need not wait for those that are tried
 # llguidance's own, lower than its defaults: a tenth of a second for a mask, tens of megabytes for a grammar
 LIMITS = {
     "initial_lexer_fuel": 500_000,
@@ -27,7 +29,7 @@ LIMITS = {
     "max_lexer_states": 10_000,
     "max_grammar_size": 20_000,
 }
-# What masks may cost, all sequences of a grammar together: so much at first, and so much for each token.
+# What masks may cost, all sequences of a request together: so much at first, and so much for each token.
 GRACE_SECONDS, TOKEN_SECONDS = 0.5, 0.005
 
 
@@ -63,44 +65,69 @@ class Grammars:
         self._limits = llguidance.LLParserLimits(**LIMITS, verbose_errors=False)
         site = Path(str(llguidance.__file__)).parent.parent
         self._trial = Trial(site, text, size, last, LIMITS)
-        self._known: OrderedDict[str, Grammar | str] = OrderedDict()
+        # verdicts alone: copies of a matcher share the states of its lexer, whose number is limited, so a matcher that
+        # is kept would be spent some day, and one client's text would take from another's
+        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
         self._lock = threading.Lock()
+        self._trying = threading.Lock()
+
+    def quick(self, rules: str) -> bool:
+        """Whether `compile` has its answer at once: they have been tried and are wrong, or compile soon."""
+        found = self._known(_key(rules))
+        return found is not None and (found.error is not None or found.seconds < QUICK_SECONDS)
 
     def compile(self, rules: str) -> "Grammar":
-        """Compile rules, those of a request tried before; waits for other compilations.
+        """Compile rules for a request, once they have been tried; waits for other trials.
 
         Raises:
             RequestError: without `param`; they are wrong, or too much.
+            Overloaded: they could not be tried.
         """
-        with self._lock:
-            found = self._known.get(rules)
-            if found is None:
-                found = self._known[rules] = self._compile(rules)
-                if len(self._known) > KEPT:
-                    self._known.popitem(last=False)
-            self._known.move_to_end(rules)
-        if isinstance(found, str):
-            raise RequestError(f"The schema cannot be followed: {found}.", code="invalid_schema")
-        return found
+        import llguidance
+
+        error = self._verdict(rules).error
+        if error is None:
+            matcher = llguidance.LLMatcher(self._tokenizer, rules, log_level=0, limits=self._limits)
+            matcher.compute_bitmask()  # the first one builds what the next ones use
+            if not matcher.is_error():
+                return Grammar(matcher)
+            error = "it is too complex"
+        raise RequestError(f"The schema cannot be followed: {error.rstrip('.')}.", code="invalid_schema")
 
     def stop(self) -> None:
         """End the process that tries grammars."""
-        with self._lock:
+        with self._trying:
             self._trial.stop()
 
-    def _compile(self, rules: str) -> "Grammar | str":
-        import llguidance
+    def _verdict(self, rules: str) -> Verdict:
+        key = _key(rules)
+        found = self._known(key)
+        if found is None:
+            try:
+                with self._trying:
+                    found = self._trial.run(rules)
+            except Unsettled as error:
+                logger.warning("A schema could not be tried: %s", error)
+                raise Overloaded("The schema could not be tried now; try again.") from None
+            with self._lock:
+                self._verdicts[key] = found
+                if len(self._verdicts) > KEPT:
+                    self._verdicts.popitem(last=False)
+        return found
 
-        error = self._trial.run(rules)
-        if error is not None:
-            return error.rstrip(".")
-        matcher = llguidance.LLMatcher(self._tokenizer, rules, log_level=0, limits=self._limits)
-        matcher.compute_bitmask()  # the first one builds what the next ones use
-        return str(matcher.get_error()) or Grammar(matcher)
+    def _known(self, key: bytes) -> Verdict | None:
+        with self._lock:
+            if key in self._verdicts:
+                self._verdicts.move_to_end(key)
+            return self._verdicts.get(key)
+
+
+def _key(rules: str) -> bytes:
+    return hashlib.sha256(rules.encode()).digest()
 
 
 class Grammar:
-    """Compiled rules.
+    """Rules compiled for one request, whose sequences share their states and what their masks may cost.
 
     Args:
         matcher: at the beginning of a text.

@@ -48,9 +48,10 @@ class GenerationHandler(MailboxHandler):
         self._exchanges: dict[str, tuple[Exchange, set[int]]] = {}  # with the choices that the engine still runs
         self._created = int(time.time())
 
-    def admit(self, id: str, row: Mapping[str, Any], headers: decoding.Headers) -> Exchange | Reply | Later:
+    def admit(
+        self, id: str, row: Mapping[str, Any], headers: decoding.Headers, arrived: float
+    ) -> Exchange | Reply | Later:
         """See MailboxHandler.admit."""
-        self.metrics.count("batchserve_requests_total")
         route = decoding.route_of(headers)
         requests.check_route(route)
         if route == DESCRIBE or (headers.get("describe") == "True" and not row):
@@ -61,20 +62,25 @@ class GenerationHandler(MailboxHandler):
         encoded = self.prompts.encode(generation)
         rules = self.prompts.rules(generation)
         if rules is None:
-            return self._start(id, generation, encoded, None)
+            return self._start(id, generation, encoded, arrived)
         param = "tools" if generation.toolbox.callable else "response_format"
         grammars = self.grammars
         if grammars is None:
             raise RequestError(f"{param} is not offered here: {self._no_grammars}.", code="not_offered", param=param)
-        return Later(lambda: self._start(id, generation, encoded, checked(rules, param, grammars.compile)))
+
+        def start() -> Exchange:
+            return self._start(id, generation, encoded, arrived, checked(rules, param, grammars.compile))
+
+        return start() if grammars.quick(rules) else Later(start)
 
     def collect(self, timeout: float) -> None:
         """See MailboxHandler.collect."""
         for output in self.engine.collect(timeout):
             id, _, number = output.id.rpartition("/")
-            if id not in self._exchanges:
+            found = self._exchanges.get(id)  # another thread may abandon it meanwhile
+            if found is None:
                 continue
-            exchange, running = self._exchanges[id]
+            exchange, running = found
             index, waiting = int(number), exchange.first is None
             exchange.add(index, output)
             if waiting and exchange.first is not None:
@@ -87,14 +93,14 @@ class GenerationHandler(MailboxHandler):
     def abandon(self, id: str) -> None:
         """See MailboxHandler.abandon."""
         exchange, running = self._exchanges.pop(id, (None, set()))
-        for index in running:
+        for index in tuple(running):
             self.engine.cancel(f"{id}/{index}")
         if exchange is None:
             return
         self.metrics.count("batchserve_prompt_tokens_total", exchange.prompt_tokens)
         self.metrics.count("batchserve_generated_tokens_total", exchange.tokens)
-        if exchange.first is not None and exchange.tokens > 1:
-            self.metrics.observe(PER_TOKEN, (time.monotonic() - exchange.first) / (exchange.tokens - 1))
+        for seconds in exchange.paces():
+            self.metrics.observe(PER_TOKEN, seconds)
 
     def look(self) -> None:
         """See MailboxHandler.look."""
@@ -145,7 +151,12 @@ class GenerationHandler(MailboxHandler):
         return Reply(dumps(responses.model(self.model_name, self._created)))
 
     def _start(
-        self, id: str, generation: Generation, encoded: list[tuple[int, ...]], grammar: Grammar | None
+        self,
+        id: str,
+        generation: Generation,
+        encoded: list[tuple[int, ...]],
+        arrived: float,
+        grammar: Grammar | None = None,
     ) -> Exchange:
         """Hand a request's sequences to the engine."""
         calls = self.prompts.calls if generation.toolbox.callable else None
@@ -173,7 +184,8 @@ class GenerationHandler(MailboxHandler):
                 )
         kind = "chatcmpl" if generation.shape == "chat" else "cmpl"
         writer = Writer(generation, f"{kind}-{uuid.uuid4().hex}", self.model_name)
-        exchange = Exchange(generation, choices, writer, sum(map(len, encoded)), self.settings.max_response_bytes)
+        most = self.settings.max_response_bytes
+        exchange = Exchange(generation, choices, writer, sum(map(len, encoded)), most, arrived)
         self._exchanges[id] = exchange, set(range(len(sequences)))
         for sequence in sequences:
             self.engine.submit(sequence)

@@ -10,6 +10,7 @@ two calls; each call answers some of them. So `handle` waits a moment for news a
   has its own status.
 - That a client left is noticed only when something is sent to it. So a request that has been quiet for a second gets an
   empty piece, whose head says 200: an error that comes later is told in the body.
+  What waits for the trial of its schema gets none, so that its error keeps its status: it waits for a while only.
 - While no client is left, `handle` is not called at all: a thread drops what no call has renewed.
 """
 
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 ROUND = 0.05  # seconds that a call waits for news
 QUIET = 1.0  # seconds after which a request that has got nothing gets an empty piece
 LEASE = 1.5  # seconds that a request lives without a call
+LATE = 20.0  # seconds after which the rest of an admission is not begun any more
+LATE_SHARE = 0.5  # of the slots that may wait for it
 _NEXT = "ts_stream_next"
 
 
@@ -63,6 +66,7 @@ class _Open:
     Args:
         admission: what it is, once that is found out.
         openai: whether errors are answered in OpenAI's form.
+        arrived: when it came.
         head: whether its status and headers have been sent.
         sent: when something was last sent.
         dropped: whether it was given up because no call came.
@@ -70,6 +74,7 @@ class _Open:
 
     admission: "Future[Exchange | Reply]"
     openai: bool
+    arrived: float = field(default_factory=time.monotonic)
     head: bool = False
     sent: float = field(default_factory=time.monotonic)
     dropped: bool = False
@@ -107,6 +112,7 @@ class MailboxHandler(BaseHandler):
         # One thread: requests are admitted in the order in which they come. Tokenising a long one holds up no stream.
         self._admissions = ThreadPoolExecutor(1, "admission")
         self._late = ThreadPoolExecutor(1, "late-admission")
+        self._late_places = threading.Semaphore(max(1, int(LATE_SHARE * self.slots)))
         self.setup(context)
         threading.Thread(target=self._watch_for_ever, name="watch", daemon=True).start()
         self.initialized = True
@@ -129,9 +135,17 @@ class MailboxHandler(BaseHandler):
         """Load the model and start the engine."""
 
     @abstractmethod
-    def admit(self, id: str, row: Mapping[str, Any], headers: decoding.Headers) -> Exchange | Reply | Later:
+    def admit(
+        self, id: str, row: Mapping[str, Any], headers: decoding.Headers, arrived: float
+    ) -> Exchange | Reply | Later:
         """Check a request and hand it to the engine; called in the thread of the admissions. What it leaves for later
         is called in another one.
+
+        Args:
+            id: the request.
+            row: its body, as TorchServe hands it over.
+            headers: its own.
+            arrived: when it came, `time.monotonic`.
 
         Raises:
             RequestError: it is refused.
@@ -181,21 +195,36 @@ class MailboxHandler(BaseHandler):
     def _take(self, index: int, id: str, row: Mapping[str, Any]) -> "Future[Exchange | Reply]":
         headers = decoding.Headers(self.context.get_all_request_header(index) or {})
         route = decoding.route_of(headers)
-        future: Future[Exchange | Reply] = Future()
-        self._admissions.submit(self._admit, future, lambda: self.admit(id, row, headers))
-        self._open[id] = _Open(future, openai=route.startswith("v1/"))
-        return future
+        entry = self._open[id] = _Open(Future(), openai=route.startswith("v1/"))
+        self.metrics.count("batchserve_requests_total")
+        self._admissions.submit(self._admit, id, entry, lambda: self.admit(id, row, headers, entry.arrived))
+        return entry.admission
 
-    def _admit(self, future: "Future[Exchange | Reply]", admit: Callable[[], Exchange | Reply | Later]) -> None:
+    def _admit(self, id: str, entry: _Open, admit: Callable[[], Exchange | Reply | Later]) -> None:
         try:
+            if entry.dropped or self._open.get(id) is not entry:
+                raise _dropped()  # before it costs anything
             found = admit()
-        except Exception as error:  # noqa: BLE001 - it is the answer, see _refuse
-            future.set_exception(error)
+            if isinstance(found, Later):
+                self._postpone(id, entry, found)
+                return
+        except BaseException as error:  # noqa: BLE001 - it is the answer, see _refuse; Rust's panics are no Exception
+            entry.admission.set_exception(error)
             return
-        if isinstance(found, Later):
-            self._late.submit(self._admit, future, found.admit)
-        else:
-            future.set_result(found)
+        entry.admission.set_result(found)
+
+    def _postpone(self, id: str, entry: _Open, later: Later) -> None:
+        """Let the rest of an admission wait for its turn: not in every slot, and not for ever."""
+        if not self._late_places.acquire(blocking=False):
+            raise Overloaded("Too many new schemas wait for being tried; try again.")
+        entry.admission.add_done_callback(lambda _: self._late_places.release())
+
+        def admit() -> Exchange:
+            if time.monotonic() - entry.arrived > LATE:
+                raise Overloaded("The schema could not be tried in time; try again.")
+            return later.admit()
+
+        self._late.submit(self._admit, id, entry, admit)
 
     def _forget(self, id: str, *, cancelled: bool) -> None:
         entry = self._open.pop(id)
@@ -220,6 +249,8 @@ class MailboxHandler(BaseHandler):
             return found.body
         if found.error is not None and not entry.head:
             return self._refuse(index, entry, found.error, context)
+        if found.error is not None and found.stream:
+            self._count_error(index, found.error, context)
         body = found.events() if found.stream else self._whole(index, entry, found, context)
         now = time.monotonic()
         if not body and not found.done and now - entry.sent < QUIET:
@@ -243,7 +274,7 @@ class MailboxHandler(BaseHandler):
             return exchange.body()
         except RequestError as error:
             if entry.head:
-                self.metrics.error(error.code, error.status)
+                self._count_error(index, error, context)
                 return exchange.writer.failure(error)
             return self._refuse(index, entry, error, context)
 
@@ -255,25 +286,33 @@ class MailboxHandler(BaseHandler):
             trace = "".join(traceback.format_tb(error.__traceback__))
             logger.error("Admission failed on one request: %s\n%s", type(error).__name__, trace)
             error = ModelFailure("The handler failed on this request.", code="handler_failure")
-        self.metrics.error(error.code, error.status)
-        id = context.request_ids[index]
-        logger.info("request %s is refused: %d %s", id, error.status, error.code)
+        self._count_error(index, error, context)
         context.set_response_status(error.status, protocol.phrase(error.status), index)
         if isinstance(error, Overloaded | EngineFailure):
             context.set_response_header(index, "Retry-After", "1")
         return error_answer(error, openai=entry.openai)
+
+    def _count_error(self, index: int, error: RequestError, context: Any) -> None:
+        self.metrics.error(error.code, error.status)
+        logger.info("request %s is refused: %d %s", context.request_ids[index], error.status, error.code)
 
     # When no call comes
 
     def _watch_for_ever(self) -> None:
         while True:
             time.sleep(LEASE / 8)
-            with self._lock:
-                self.look()
-                if time.monotonic() - self._renewed > LEASE:
-                    for id, entry in self._open.items():
-                        self._drop(id, entry)
-                self.metrics.emit()
+            try:
+                with self._lock:
+                    self._watch()
+            except Exception as error:  # noqa: BLE001 - whatever it was, requests must be watched over
+                logger.error("Watching over requests failed: %s", type(error).__name__)
+
+    def _watch(self) -> None:
+        if time.monotonic() - self._renewed > LEASE:
+            for id, entry in self._open.items():
+                self._drop(id, entry)
+        self.look()
+        self.metrics.emit()
 
     def _drop(self, id: str, entry: _Open) -> None:
         """Free what a request holds. Should a call come for it after all, it is told."""
@@ -284,7 +323,11 @@ class MailboxHandler(BaseHandler):
 
         def drop(_: Any) -> None:
             if entry.exchange is not None:
-                entry.exchange.error = EngineFailure("No moment was found for this request; try again.", code="dropped")
+                entry.exchange.error = _dropped()
             self.abandon(id)
 
         entry.admission.add_done_callback(drop)
+
+
+def _dropped() -> EngineFailure:
+    return EngineFailure("No moment was found for this request; try again.", code="dropped")

@@ -2,7 +2,8 @@
 
 A schema is a program that a client sends. llguidance bounds what it may cost, but not everything: some schemas take it
 half a minute, a chain of references overflows its stack and ends the process. So it happens where nothing else does,
-within limits of time and memory, and only what went well is compiled again beside the engine.
+within limits of time and memory, and only what went well is compiled again beside the engine. The time is the
+processor's: that the machine is busy says nothing of a schema.
 
 This file is both sides: imported, the worker's handle; run as a script, that process, which needs llguidance alone.
 """
@@ -17,16 +18,39 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SECONDS = 1.0  # for one grammar
+SECONDS = 1.0  # of processor time for one grammar
+WAIT_SECONDS = 10.0  # for its answer, whatever the machine does beside
 START_SECONDS = 60.0  # for the tokenizer
 MEMORY = 256 << 20  # bytes beyond the tokenizer's
 STACK = 1 << 20  # bytes; the worker's threads have more
 LONGEST = 300  # characters of an error
+_RAISED = 3  # exit status: llguidance has raised
+# how the process ends by what a grammar does; any other end has other causes
+_BY_GRAMMAR = (-signal.SIGPROF, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, _RAISED)
+
+
+class Unsettled(RuntimeError):
+    """A grammar could not be tried, for no fault of its own that is known."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a trial has found.
+
+    Args:
+        error: what is wrong with a grammar; None where nothing is.
+        seconds: processor time that it took.
+    """
+
+    error: str | None
+    seconds: float
 
 
 class Trial:
@@ -46,15 +70,17 @@ class Trial:
         self._told = json.dumps([str(site), tokenizer, vocabulary, list(ends), dict(limits)]).encode() + b"\n"
         self._process: subprocess.Popen[bytes] | None = None
 
-    def run(self, source: str) -> str | None:
-        """What is wrong with a grammar; None where nothing is. Not for two threads at once."""
-        process = self._process or self._start()
-        answer = self._ask(process, json.dumps(source).encode() + b"\n", SECONDS)
-        with suppress(ValueError):
-            error: str | None = json.loads(answer)
-            return error
-        self.stop()
-        return "it takes too long or too much memory"
+    def run(self, source: str) -> Verdict:
+        """Try a grammar. Not for two threads at once.
+
+        Raises:
+            Unsettled: nothing can be said of it now.
+        """
+        used = self._process is not None
+        found = self._attempt(source)
+        if found is None and used:  # it may have suffered from what came before
+            found = self._attempt(source)
+        return found or Verdict("it takes too long or too much memory", SECONDS)
 
     def stop(self) -> None:
         """End the process, if there is one."""
@@ -62,6 +88,21 @@ class Trial:
             self._process.kill()
             self._process.communicate()
             self._process = None
+
+    def _attempt(self, source: str) -> Verdict | None:
+        """What is found in the process; None where the grammar ended it."""
+        process = self._process or self._start()
+        answer = self._ask(process, json.dumps(source).encode() + b"\n", WAIT_SECONDS)
+        with suppress(ValueError):
+            error, seconds = json.loads(answer)
+            return Verdict(error, seconds)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(1)
+        ended = process.poll()
+        self.stop()
+        if ended not in _BY_GRAMMAR:
+            raise Unsettled("the process that tries grammars was ended, or has no time")
+        return None
 
     def _start(self) -> "subprocess.Popen[bytes]":
         self._process = subprocess.Popen(
@@ -72,7 +113,7 @@ class Trial:
         )
         if self._ask(self._process, self._told, START_SECONDS) != b"ready\n":
             self.stop()
-            raise RuntimeError("the process that tries grammars does not start")
+            raise Unsettled("the process that tries grammars does not start")
         return self._process
 
     @staticmethod
@@ -100,7 +141,9 @@ def _serve() -> None:
     threading.stack_size(STACK)
     print("ready", flush=True)
     for line in sys.stdin:
-        signal.alarm(int(SECONDS) + 5)  # should the worker be gone
+        signal.alarm(int(WAIT_SECONDS) + 5)  # should the worker be gone
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # ends the process
+        started = time.process_time()
         found: list[Any] = []
 
         def attempt(source: str = json.loads(line), found: list[Any] = found) -> None:
@@ -112,9 +155,10 @@ def _serve() -> None:
         thread = threading.Thread(target=attempt)
         thread.start()
         thread.join()
-        if not found:  # llguidance has raised
-            os._exit(1)
-        print(json.dumps(found[0]), flush=True)
+        if not found:
+            os._exit(_RAISED)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(json.dumps([found[0], time.process_time() - started]), flush=True)
         signal.alarm(0)
 
 

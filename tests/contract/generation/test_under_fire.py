@@ -1,6 +1,7 @@
 """GenerationHandler when clients leave, engines fail and requests crowd. Oracle: transformers' generate, alone."""
 
 import random
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from handlers.generation import mailbox
 from tests.contract.frontend import COMPLETIONS, GREEDY, Frontend, events, text_of
 from tests.contract.generation.conftest import Start
 from tests.generation_models import Oracle, prompts
@@ -43,8 +45,96 @@ def test_what_no_call_renews_is_dropped_and_told_so(frontend: Frontend, monkeypa
     assert frontend.answers[id].json()["error"]["code"] == "dropped"
 
 
-def test_a_failed_engine_is_told_and_replaced(start: Start, directory: Path, oracle: Oracle) -> None:
+def test_requests_are_watched_over_whatever_fails_beside(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails() -> None:
+        raise RuntimeError("secret text")
+
+    monkeypatch.setattr(frontend.handler, "look", fails)
+    id = frontend.send({"prompt": "a", "ignore_eos": True}, COMPLETIONS)
+    while not frontend.handler.engine.stats().running:
+        frontend.call()
+    time.sleep(mailbox.LEASE / 2)
+    assert "Watching over requests failed: RuntimeError" in caplog.text
+    assert "secret" not in caplog.text
+    assert frontend.at_rest(seconds=2)
+    frontend.run()
+    assert id in frontend.answers
+
+
+class Panic(BaseException):
+    """As Rust's reach Python."""
+
+
+def test_an_admission_that_panics_is_answered(frontend: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = frontend.handler.prompts.encode
+
+    def panics(generation: Any) -> Any:
+        if generation.prompts == ("panic",):
+            raise Panic
+        return encode(generation)
+
+    monkeypatch.setattr(frontend.handler.prompts, "encode", panics)
+    bodies = ({"prompt": "panic"}, {"prompt": "the cat", "max_tokens": 2})
+    failed, good = frontend.ask(*bodies, route=COMPLETIONS)
+    assert (failed.status, failed.json()["error"]["code"]) == (500, "handler_failure")
+    assert good.status == 200
+
+
+def test_schemas_that_are_tried_leave_slots_and_wait_for_a_while_only(
+    start: Start, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     frontend = start(directory)
+    grammars, begun, go_on, tried = frontend.handler.grammars, threading.Event(), threading.Event(), []
+    compiled = grammars.compile
+
+    def held(rules: str) -> Any:
+        tried.append(rules)
+        begun.set()
+        assert go_on.wait(60)
+        return compiled(rules)
+
+    def ask(number: int) -> str:
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [number]}}}
+        return frontend.send({"prompt": "a", "response_format": form, **GREEDY}, COMPLETIONS)
+
+    monkeypatch.setattr(grammars, "compile", held)
+    half = frontend.handler.slots // 2
+    waiting = [ask(number) for number in range(half)]
+    while not begun.is_set():
+        frontend.call()
+    refused, plain = ask(half), frontend.send({"prompt": "a", "max_tokens": 2}, COMPLETIONS)
+    while not {refused, plain} <= frontend.answers.keys():
+        frontend.call()
+    assert frontend.answers[plain].status == 200
+    assert (frontend.answers[refused].status, frontend.answers[refused].headers["Retry-After"]) == (503, "1")
+    assert not frontend.answers.keys() & set(waiting)
+    for id in waiting[1:-1]:
+        frontend.leave(id)
+    frontend.call()
+    go_on.set()
+    frontend.run()
+    assert [text_of(frontend.answers[id]) for id in (waiting[0], waiting[-1])] == ["0", str(half - 1)]
+    assert len(tried) == 2  # those of clients that left cost nothing
+    again = ask(0)  # known: it need not wait
+    monkeypatch.setattr(frontend.handler, "_postpone", None)
+    frontend.run()
+    assert text_of(frontend.answers[again]) == "0"
+    monkeypatch.undo()
+    monkeypatch.setattr(mailbox, "LATE", 0.0)
+    late = ask(half + 1)
+    frontend.run()
+    assert frontend.answers[late].status == 503
+    assert frontend.at_rest()
+
+
+def test_a_failed_engine_is_told_and_replaced(
+    start: Start, directory: Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frontend = start(directory)
+    counted: list[str] = []
+    monkeypatch.setattr(frontend.handler.metrics, "error", lambda code, status: counted.append(code))
     body = {"prompt": "the cat", "max_tokens": 480, "ignore_eos": True, **GREEDY}
     engine = frontend.handler.engine
 
@@ -62,6 +152,7 @@ def test_a_failed_engine_is_told_and_replaced(start: Start, directory: Path, ora
         assert frontend.answers[id].json()["error"]["code"] == "engine_failure"
         assert frontend.answers[id].headers["Retry-After"] == "1"
     assert events(frontend.answers[streamed])[-1]["error"]["code"] == "engine_failure"
+    assert counted == ["engine_failure"] * 3  # the stream's too
     again = {"prompt": "the cat", "max_tokens": 8, **GREEDY}
     assert text_of(frontend.ask(again, route=COMPLETIONS)[0]) == oracle.text("the cat", 8)
     assert engine.stats().rebuilds == 1
