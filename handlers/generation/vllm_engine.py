@@ -157,7 +157,6 @@ class VllmEngine(Engine):
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
         if self._threads is not None:
             os.environ.update(OMP_NUM_THREADS=str(self._threads), VLLM_CPU_OMP_THREADS_BIND="nobind")
-        self._counts = _Counts()
         others = running()
         try:
             llm = self._in_loop(self._start(), START_SECONDS)
@@ -178,7 +177,9 @@ class VllmEngine(Engine):
 
     def _rebuild(self) -> None:
         logger.error("vLLM's engine has died: a new one is made")
-        self._before = replace(self.stats(), rebuilds=self._before.rebuilds + 1)
+        with self._changed:  # in one: what moves to the sum must not be counted beside it
+            self._before = replace(self.stats(), rebuilds=self._before.rebuilds + 1)
+            self._counts = _Counts()
         self._guard.release()
         self._llm.shutdown(timeout=STOP_SECONDS)
         try:

@@ -4,6 +4,9 @@ vLLM's engine runs in processes of its own, which outlive a worker that is kille
 TorchServe starts the next one. So a small process waits for the end of its standard input, which comes with the
 worker's own end, whatever that was, and then ends those that it was told of. This file is both sides: imported, the
 worker's handle; run as a script, that process, which needs nothing but psutil.
+
+It can watch only what is there: a worker that is killed while vLLM starts, before it has a guard, leaves the processes
+that vLLM has started by then.
 """
 
 import multiprocessing
