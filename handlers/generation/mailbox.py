@@ -37,7 +37,10 @@ from handlers.metrics import BATCH_SIZE_LIMIT
 
 logger = logging.getLogger(__name__)
 
-ROUND = 0.05  # seconds that a call waits for news
+# Seconds that a call waits for news. The frontend and the worker spend 4 ms of processor time on each call with 16 open
+# requests: where a step takes 250 ms, calls of 50 ms cost 15 % of all. A request that comes meanwhile waits as long.
+ROUND = 0.15
+ADMISSION = 0.05  # seconds that a call waits for its new requests to be admitted; meanwhile the others' news wait
 QUIET = 1.0  # seconds after which a request that has got nothing gets an empty piece
 LEASE = 1.5  # seconds that a request lives without a call
 LATE = 20.0  # seconds after which the rest of an admission is not begun any more
@@ -177,10 +180,12 @@ class MailboxHandler(BaseHandler):
             self._forget(id, cancelled=True)
         new = [self._take(index, id, data[index]) for index, id in ids.items() if id not in self._open]
         if new:
-            wait(new, ROUND)
-        self.collect(
-            0.0 if any(entry.admission.done() for entry in self._open.values() if not entry.exchange) else ROUND
-        )
+            wait(new, ADMISSION)
+        waiting = [entry for entry in self._open.values() if not entry.exchange]
+        if any(entry.admission.done() for entry in waiting):
+            self.collect(0.0)
+        else:
+            self.collect(ADMISSION if waiting else ROUND)
         answers = [b""] * len(data)
         for index, id in list(ids.items()):
             answer = self._answer(index, self._open[id], context)
