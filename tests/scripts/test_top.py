@@ -3,6 +3,7 @@
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -104,7 +105,7 @@ def test_one_that_stops_answering_is_shown_as_it_was(monkeypatch: pytest.MonkeyP
         if next(slept) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("scripts.top.time.sleep", sleep)
+    monkeypatch.setattr("scripts.top.time", SimpleNamespace(sleep=sleep))  # not the clock of other threads
     with serve(reply) as url:
         first, second = map(json.loads, run(url, "--metrics", url, "--json").splitlines())
     assert first["fault"] == ""
@@ -128,7 +129,7 @@ def test_a_scrape_that_failed_does_not_make_rates_of_totals(monkeypatch: pytest.
         if next(slept) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("scripts.top.time.sleep", sleep)
+    monkeypatch.setattr("scripts.top.time", SimpleNamespace(sleep=sleep))  # not the clock of other threads
     with serve(reply) as url:
         first, second = map(json.loads, run(url, "--metrics", url, "--json").splitlines())
     assert "no metrics at" in first["fault"]
