@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from scripts.lib.diagnosis import gson
@@ -71,7 +71,10 @@ def test_no_numbers(value: object) -> None:
 
 @given(st.text(max_size=5), st.text(max_size=5), st.text(max_size=5), json_values, st.booleans())
 def test_strict_json_is_read_as_it_is(name: str, version: str, key: str, value: Any, ascii_only: bool) -> None:
-    text = json.dumps({name: {version: {key: value}}}, ensure_ascii=ascii_only)
+    try:
+        text = json.dumps({name: {version: {key: value}}}, ensure_ascii=ascii_only, allow_nan=False)
+    except ValueError:  # Python writes infinity, which JSON has not
+        reject()
     assert gson.models(text) == json.loads(text)
 
 
