@@ -22,6 +22,7 @@ from scripts.lib.stats import percentile
 # Between two jobs that the assembler takes from a queue that holds both: thus a backlog is now and then cut short by
 # the clock's next millisecond, as is seen at a delay of 1 ms.
 TAKE_S = 2e-6
+ANSWERING = 0.5  # of what the frontend spends on a request, after its batch: the answers of one batch leave one by one
 WARM_UP_SHARE = 0.1  # of the requests, which meet an emptier server than the later ones
 
 #: Requests of a batch and workers busy on its device, this one counted → seconds that it occupies its worker.
@@ -160,7 +161,7 @@ def simulate(
         requests: token lengths of the texts of each request. They are sent in this order if there are as many as
             the load sends, else in a seeded order, over and over.
         load: when requests are sent.
-        frontend_s: what each request takes beside queue, batch and worker.
+        frontend_s: what each request takes beside queue, batch and worker, the answers of a batch one after the other.
         seed: of the order.
 
     Raises:
@@ -204,6 +205,7 @@ def _run(
     free = [(0.0, worker) for worker in range(setup.workers)]
     busy_until = [0.0] * setup.workers
     unlocked = busy_s = 0.0
+    spacing = frontend_s * ANSWERING
     count, per_device, capacity = len(pool), setup.workers_per_device, setup.queue
 
     def next_due() -> float:
@@ -259,12 +261,14 @@ def _run(
         busy_until[worker] = done
         heapq.heapreplace(free, (done, worker))
         number_of_batch = len(sizes)
+        answer = done + frontend_s
         for _, number in jobs:
             batch_of[number] = number_of_batch
-            answered[number] = done + frontend_s
+            answered[number] = answer
             if closed is not None and issued < total:
-                heapq.heappush(later, (done + frontend_s + closed.think_s, issued))
+                heapq.heappush(later, (answer + closed.think_s, issued))
                 issued += 1
+            answer += spacing
         sizes.append(len(jobs))
         taken_at.append(began)
         dispatched_at.append(now)

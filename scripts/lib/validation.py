@@ -212,7 +212,7 @@ def _window(
 ) -> Validated:
     load: OpenLoop | ClosedLoop = ClosedLoop(window.clients, REQUESTS, CLIENT_S)
     if window.open_loop:
-        rate = float(window.label.removesuffix("/s"))
+        rate = window.due_per_s  # a draw of arrivals is not exactly the rate that was asked for
         load = OpenLoop(list(steady(rate, REQUESTS / rate, arrivals, seed).times()))
     batch_size = window.batching.effective_batch_size if window.batching else None
     return _predicted(

@@ -124,6 +124,15 @@ def test_a_lone_client_waits_out_the_delay_every_time() -> None:
     assert outcome.batch_size == 1
 
 
+def test_the_answers_of_a_batch_leave_one_after_the_other() -> None:
+    """Else the clients of a closed loop would ask again at one moment, and meet in one batch for ever."""
+    outcome = simulate(Setup(1, 3, 1), lambda batch, busy: 0.1, ONE, OpenLoop([0.0, 0.0, 0.0]), frontend_s=0.002)
+    assert np.diff(outcome.answered) == pytest.approx([0.001, 0.001])
+    setup = Setup(2, 8, 1, workers_per_device=2)
+    outcome = simulate(setup, lambda batch, busy: 0.05, ONE, ClosedLoop(8, 400), frontend_s=0.002)
+    assert outcome.batch_size < 6
+
+
 def test_the_delay_counts_from_the_first_job_and_in_the_clocks_milliseconds() -> None:
     sent = [0.0109, 0.0112, 0.0140, 0.0141]  # the clock says 10, 11, 14, 14
     outcome = simulate(Setup(1, 8, 3), lambda batch, busy: 0.5, ONE, OpenLoop(sent))
