@@ -42,6 +42,18 @@ def run(url: str, *words: str) -> str:
     return result.stdout
 
 
+@pytest.fixture
+def _two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The live view is ended at its third pause, and waits for none."""
+    slept = itertools.count()
+
+    def sleep(_: float) -> None:
+        if next(slept) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("scripts.top.time", SimpleNamespace(sleep=sleep))  # not the clock of other threads
+
+
 def test_once_in_json() -> None:
     counts = itertools.count(0, 100)
 
@@ -90,8 +102,8 @@ def test_a_server_that_refuses_ends_it() -> None:
     assert "missing or wrong token" in str(result.exception)
 
 
-def test_one_that_stops_answering_is_shown_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The live view goes on; here it is ended at its third look."""
+@pytest.mark.usefixtures("_two_looks")
+def test_one_that_stops_answering_is_shown_as_it_was() -> None:
     looks = 0
 
     def reply(_: str, path: str) -> Reply:
@@ -99,13 +111,6 @@ def test_one_that_stops_answering_is_shown_as_it_was(monkeypatch: pytest.MonkeyP
         looks += path.startswith("/models?")
         return answer(path, (200, COUNTER.format(1).encode())) if looks < 3 else (500, b"{}")
 
-    slept = itertools.count()
-
-    def sleep(_: float) -> None:
-        if next(slept) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("scripts.top.time", SimpleNamespace(sleep=sleep))  # not the clock of other threads
     with serve(reply) as url:
         first, second = map(json.loads, run(url, "--metrics", url, "--json").splitlines())
     assert first["fault"] == ""
@@ -114,7 +119,8 @@ def test_one_that_stops_answering_is_shown_as_it_was(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_scrape_that_failed_does_not_make_rates_of_totals(monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
+@pytest.mark.usefixtures("_two_looks")
+def test_a_scrape_that_failed_does_not_make_rates_of_totals(failing: int) -> None:
     pages = iter([1_000_000, 1_000_100])
     looks = itertools.count()
 
@@ -123,13 +129,6 @@ def test_a_scrape_that_failed_does_not_make_rates_of_totals(monkeypatch: pytest.
             return answer(path, (500, b"{}"))
         return answer(path, (200, COUNTER.format(next(pages) if path == "/metrics" else 0).encode()))
 
-    slept = itertools.count()
-
-    def sleep(_: float) -> None:
-        if next(slept) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("scripts.top.time", SimpleNamespace(sleep=sleep))  # not the clock of other threads
     with serve(reply) as url:
         first, second = map(json.loads, run(url, "--metrics", url, "--json").splitlines())
     assert "no metrics at" in first["fault"]
