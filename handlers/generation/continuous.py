@@ -53,6 +53,8 @@ class ContinuousEngine(Engine):
     """
 
     def __init__(self, directory: Path, config: GenerationConfig, gpu_id: int | None, slots: int) -> None:
+        if gpu_id is None:
+            memory.keep_freed()
         self.model = _load(directory, config, gpu_id)
         self._packed = pack_linears(self.model, _room()) if self.model.device.type == "cpu" else 0
         text_config = self.model.config.get_text_config()
@@ -166,6 +168,10 @@ class ContinuousEngine(Engine):
             attention.register()
             self.model.set_attn_implementation(attention.NAME)
         manager.batch_processor = manager._create_batch_processor()
+        if self.model.config._attn_implementation == attention.NAME:
+            runner, caches = manager.batch_processor.model_runner, manager.batch_processor.cache.cache_allocators
+            full = [allocator.index for kind, allocator in caches.items() if kind == attention.FULL]
+            runner.compute_batch = attention.attend_in_groups(runner.compute_batch, full, self.model.dtype)
         most = infer_max_single_request_tokens(manager.batch_processor.cache)
         if most < self.max_model_len:  # layers of several kinds share the cache
             logger.warning("The cache holds sequences of %d tokens, not %d", most, self.max_model_len)

@@ -1,14 +1,20 @@
-"""Linear layers with weights packed for oneDNN, on a CPU, where a trial at start-up finds them faster.
+"""Linear layers with weights laid out for a few rows at a time, on a CPU, where a trial at start-up finds them faster.
 
-The stock product of a few rows with a large weight reads the weight in the order that it is stored in, or packs it anew
-for each call. oneDNN's packing, made once, computes a language model's head for 4 to 16 sequences in half the time (49k
-tokens, AVX2). torch.compile packs frozen weights the same way, by the same operators.
+A step that decodes multiplies a few rows with every weight: it costs what reading the weights costs. Two layouts help:
+
+- Weights that half precision holds exactly, as those of most published checkpoints, are kept so and widened in the
+  processor's registers (FBGEMM): half of the bytes are read, and every product and sum stays float32. Where this pays
+  for any number of rows, the layer's own weight is let go: it then takes half of the memory too.
+- Other weights are copied in oneDNN's blocks, as torch.compile does with frozen weights, by the same operators. The
+  stock product reads them in the order that they are stored in, or blocks them anew for each call.
 """
 
+import itertools
 import logging
+import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -17,116 +23,164 @@ from torch.nn import functional as F
 
 logger = logging.getLogger(__name__)
 
-GAIN = 0.9  # of the stock product's time, on average, and a copy of the weight is worth its memory
+Product = Callable[[Tensor], Tensor]
+Shape = tuple[int, int, bool]
+
+GAIN = 0.9  # of the stock product's time, on average, and another layout is worth its memory
 REPEATS = 3
 LEAST_WEIGHTS = 2**16  # below that, a call costs more than its product
-ROWS = (1, 4, 16)  # tried: what steps have that decode
-
-Shape = tuple[int, int, bool]
+ROWS = (1, 4, 16, 64)  # tried: what steps have that decode, and pieces of prompts
+COLD = 2**26  # bytes of weights that a trial goes through in turn: no processor's cache holds as much as a model has
+ROUNDING = 2.0**-24  # of float32
 
 
 class PackedLinear(nn.Module):
-    """A linear layer that has its weight twice: as it was, and packed.
+    """A linear layer with its weight in another layout.
 
     Args:
         linear: the layer; its parameters are shared, not copied.
-        rows: the number of rows from which the packed weight is faster; fewer take the stock product.
+        product: computes it by the other layout.
+        rows: the number of rows from which that is faster; fewer take the stock product. 1 lets the weight go.
     """
 
-    def __init__(self, linear: nn.Linear, rows: int) -> None:
+    def __init__(self, linear: nn.Linear, product: Product, rows: int) -> None:
         super().__init__()
-        self.weight, self.bias = linear.weight, linear.bias
+        self.weight: Tensor | None = linear.weight if rows > 1 else None
+        self.bias: Tensor | None = linear.bias if rows > 1 else None
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.rows = rows
-        self._packed = pack(linear.weight)
+        self._product = product
 
     def forward(self, input: Tensor) -> Tensor:
         """`input` @ weight.T + bias, to rounding."""
-        if input.numel() < self.rows * self.in_features:
+        if self.weight is not None and input.numel() < self.rows * self.in_features:
             return F.linear(input, self.weight, self.bias)
-        return product(input, self._packed, self.bias)
+        return self._product(input)
 
 
-def packable(dtype: torch.dtype) -> bool:
-    """Whether oneDNN is there and computes in a dtype on this CPU."""
+def halved(linear: nn.Linear) -> Product | None:
+    """The product by weights in half precision; None where they, or this machine, do not allow it.
+
+    The weights' own error must stay below what float32 rounds away: every row of the weight differs from its half by
+    at most 2⁻²⁴ of its norm.
+    """
+    weight = linear.weight.detach()
+    if weight.dtype != torch.float32 or not _fbgemm():
+        return None
+    error = torch.linalg.vector_norm(weight.half().float() - weight, dim=1)
+    if not bool((error <= ROUNDING * torch.linalg.vector_norm(weight, dim=1)).all()):
+        return None
+    bias = None if linear.bias is None else linear.bias.detach()
+    packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
+    return lambda input: torch.ops.quantized.linear_dynamic_fp16(input, packed)
+
+
+def blocked(linear: nn.Linear) -> Product | None:
+    """The product by oneDNN's blocks; None where it does not compute the weight's dtype on this CPU."""
+    weight = linear.weight.detach()
+    if not _onednn(weight.dtype):
+        return None
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+    bias = None if linear.bias is None else linear.bias.detach()
+    return lambda input: torch.ops.mkldnn._linear_pointwise(input, packed, bias, "none", [], "")
+
+
+def pack_linears(model: nn.Module, room: int) -> int:
+    """Lay a model's linear layers out anew where that pays.
+
+    Each shape is tried once, by the threads that will serve. The widest go first: the head gains most.
+
+    Args:
+        model: on a CPU; changed in place.
+        room: bytes that copies may take beside the weights that stay.
+
+    Returns:
+        Bytes that the new layouts take, whatever was let go for them.
+    """
+    found: dict[Shape, list[tuple[nn.Module, str, nn.Linear]]] = {}
+    elsewhere: set[int] = set()  # weights that others use too, such as the embedding
+    for parent in model.modules():
+        if not isinstance(parent, nn.Linear):
+            elsewhere |= {id(parameter) for parameter in parent.parameters(recurse=False)}
+        for name, child in parent.named_children():
+            # subclasses (quantized, adapters) know better themselves
+            if type(child) is nn.Linear and child.weight.numel() >= LEAST_WEIGHTS:
+                shape = (child.out_features, child.in_features, child.bias is not None)
+                found.setdefault(shape, []).append((parent, name, child))
+    taken = beside = 0
+    for shape in sorted(found, key=lambda shape: -shape[0]):
+        layers = [linear for _, _, linear in found[shape]]
+        if beside + layers[0].weight.nbytes > room:
+            continue
+        least = _faster_from(layers[: max(1, COLD // layers[0].weight.nbytes)])
+        if least is None:
+            continue
+        for parent, name, linear in found[shape]:
+            size, product = _laid_out(linear)
+            stays = least > 1 or id(linear.weight) in elsewhere
+            if product is None or (stays and beside + size > room):
+                continue
+            setattr(parent, name, PackedLinear(linear, product, least))
+            taken += size
+            beside += size if stays else 0
+    if taken:
+        logger.info("Linear layers hold %.0f MiB of weights in layouts for a few rows", taken / 2**20)
+    return taken
+
+
+def _laid_out(linear: nn.Linear) -> tuple[int, Product | None]:
+    """The best layout that a layer allows, and its bytes."""
+    product = halved(linear)
+    if product is not None:
+        return linear.weight.nbytes // 2, product
+    return linear.weight.nbytes, blocked(linear)
+
+
+def _fbgemm() -> bool:
+    return platform.machine() in ("x86_64", "AMD64") and "fbgemm" in torch.backends.quantized.supported_engines
+
+
+def _onednn(dtype: torch.dtype) -> bool:
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     native = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return dtype == torch.float32 or bool(native)
 
 
-def pack(weight: Tensor) -> Tensor:
-    """A copy of a weight in oneDNN's own layout."""
-    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)  # type: ignore[no-any-return]
-
-
-def product(input: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """`input` @ weight.T + bias with a packed weight."""
-    return torch.ops.mkldnn._linear_pointwise(input, packed, bias, "none", [], "")  # type: ignore[no-any-return]
-
-
-def pack_linears(model: nn.Module, room: int) -> int:
-    """Give a model's linear layers packed weights where that pays.
-
-    Each shape is tried once, on one thread and by its processor time, so that a busy machine decides nothing. The
-    widest go first: the head gains most.
-
-    Args:
-        model: on a CPU; changed in place.
-        room: bytes that the copies may take.
-
-    Returns:
-        Bytes that the copies take.
-    """
-    found: dict[Shape, list[tuple[nn.Module, str, nn.Linear]]] = {}
-    for parent in model.modules():
-        for name, child in parent.named_children():
-            # subclasses (quantized, adapters) know better themselves
-            if type(child) is nn.Linear and child.weight.numel() >= LEAST_WEIGHTS and packable(child.weight.dtype):
-                shape = (child.out_features, child.in_features, child.bias is not None)
-                found.setdefault(shape, []).append((parent, name, child))
-    taken = 0
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        for shape in sorted(found, key=lambda shape: -shape[0]):
-            places = found[shape]
-            size = sum(linear.weight.nbytes for _, _, linear in places)
-            if taken + size > room:
-                continue
-            least = _faster_from(places[0][2])
-            if least is None:
-                continue
-            for parent, name, linear in places:
-                setattr(parent, name, PackedLinear(linear, least))
-            taken += size
-    finally:
-        torch.set_num_threads(threads)
-    if taken:
-        logger.info("Linear layers hold %.0f MiB of packed weights beside their own", taken / 2**20)
-    return taken
-
-
 @torch.inference_mode()
-def _faster_from(linear: nn.Linear) -> int | None:
-    """The fewest rows from which on the packed product is faster; None where it is not worth its memory."""
-    packed = pack(linear.weight)
+def _faster_from(layers: Sequence[nn.Linear]) -> int | None:
+    """The fewest rows from which on layers of one shape are faster in another layout; None where it is not worth it."""
+    both = [(layer, product) for layer in layers if (product := _laid_out(layer)[1]) is not None]
+    if not both:
+        return None
     shares = []
     for count in ROWS:
-        input = torch.randn(count, linear.in_features, dtype=linear.weight.dtype)
-        stock = _seconds(partial(F.linear, input, linear.weight, linear.bias))
-        shares.append(_seconds(partial(product, input, packed, linear.bias)) / stock)
-    if statistics.geometric_mean(shares) > GAIN or shares[-1] > 1:
+        input = torch.randn(count, layers[0].in_features, dtype=layers[0].weight.dtype)
+        stock, other = _seconds(partial(_stock, both, input), partial(_other, both, input))
+        shares.append(other / stock)
+    if statistics.geometric_mean(shares) > GAIN:
         return None
-    slower = [count for count, share in zip(ROWS, shares, strict=True) if share > 1]
-    return max(slower, default=0) + 1
+    slower = itertools.takewhile(lambda pair: pair[1] > 1, zip(ROWS, shares, strict=True))
+    return max((count for count, _ in slower), default=0) + 1
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    work()
-    times = []
-    for _ in range(REPEATS):
-        started = time.thread_time()
-        work()
-        times.append(time.thread_time() - started)
-    return max(min(times), 1e-9)
+def _stock(layers: Sequence[tuple[nn.Linear, Product]], input: Tensor) -> None:
+    for layer, _ in layers:
+        F.linear(input, layer.weight, layer.bias)
+
+
+def _other(layers: Sequence[tuple[nn.Linear, Product]], input: Tensor) -> None:
+    for _, product in layers:
+        product(input)
+
+
+def _seconds(*works: Callable[[], object]) -> list[float]:
+    """What each takes at best: in turns, so that a busy moment hits all of them."""
+    times: list[list[float]] = [[] for _ in works]
+    for repeat in range(REPEATS + 1):
+        for work, taken in zip(works, times, strict=True):
+            started = time.perf_counter()
+            work()
+            if repeat:  # the first one warms up
+                taken.append(time.perf_counter() - started)
+    return [max(min(taken), 1e-9) for taken in times]

@@ -1,3 +1,6 @@
+import ctypes
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,3 +22,31 @@ def test_memory_stays_within_what_is_free_and_the_containers_limit(
         (tmp_path / "memory.current").write_text("700\n")
         (tmp_path / "memory.stat").write_text("anon 600\nfile 100\ninactive_file 50\n")
     assert memory.available() == expected
+
+
+_SECOND_BLOCK = """
+import resource
+from handlers import memory
+if {kept}:
+    assert memory.keep_freed()
+block = b"x" * 2**24
+del block
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+block = b"x" * 2**24
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt")
+def test_freed_memory_is_not_asked_for_again_page_by_page() -> None:
+    kept, given_back = (
+        int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+        for code in (_SECOND_BLOCK.format(kept=True), _SECOND_BLOCK.format(kept=False))
+    )
+    assert kept < 100
+    assert given_back > 1000  # pages of 4 KiB: 4096 of them
+
+
+def test_a_c_library_without_mallopt_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: SimpleNamespace())
+    assert memory.keep_freed.__wrapped__() is False

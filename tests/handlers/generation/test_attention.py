@@ -1,7 +1,7 @@
-"""Attention sequence by sequence equals attention under one mask."""
+"""Attention within each sequence equals attention under one mask, however the keys are laid out."""
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from handlers.generation.attention import split_attention
+from handlers.generation import attention
+from handlers.generation.attention import arranged, lay_out, split_attention
 
 DIMENSION = 8
 
@@ -40,7 +41,7 @@ def cumulated(lengths: list[int]) -> torch.Tensor:
     return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
 
 
-def check(step: Step) -> None:
+def check(step: Step, *, laid_out: bool = False) -> None:
     torch.manual_seed(len(step.lengths))
     new = [a for a, _ in step.lengths]
     total = [a + b for a, b in step.lengths]
@@ -60,6 +61,11 @@ def check(step: Step) -> None:
             seen[row, first : last + 1] = True
     many = [t.repeat_interleave(step.group, 1) for t in (key, value)]
     expected = F.scaled_dot_product_attention(query, *many, attn_mask=seen, scale=step.scaling).transpose(1, 2)
+    layout = None
+    if laid_out:
+        layout, places = lay_out(q_ends.tolist(), k_ends.tolist(), query.dtype)
+        assert set(places.tolist()) == set(range(sum(total)))
+        key, value = (x[:, :, places] for x in (key, value))
     out, weights = split_attention(
         torch.nn.Module(),
         query,
@@ -70,6 +76,7 @@ def check(step: Step) -> None:
         cu_seq_lens_k=k_ends,
         scaling=step.scaling,
         sliding_window=step.window,
+        layout=layout,
     )
     assert weights is None
     torch.testing.assert_close(out, expected)
@@ -85,6 +92,48 @@ def test_prompts_beside_answers(step: Step) -> None:
 @given(steps(most_new=1))
 def test_answers_alone(step: Step) -> None:
     check(step)
+
+
+@settings(deadline=None)
+@given(steps(most_new=4).map(lambda step: replace(step, window=None)), st.integers(0, 8))
+def test_keys_laid_out_in_groups(step: Step, call: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:  # the dearer a call, the fewer groups
+        patch.setattr(attention, "_LIMITS", replace(attention._LIMITS, launch_cost=call))
+        check(step, laid_out=True)
+
+
+def test_sequences_of_about_one_length_are_one_call() -> None:
+    layout, places = lay_out([0, 1, 2, 3], [0, 5, 9, 14], torch.float32)
+    (group,) = layout.groups
+    assert (group.rows, group.sequences, group.length) == (None, 3, 5)
+    assert group.mask is not None
+    assert group.mask.flatten(1).isinf().tolist() == [[False] * 5, [False] * 4 + [True], [False] * 5]
+    assert places.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 9, 10, 11, 12, 13]
+
+
+def test_a_long_sequence_pads_no_short_ones() -> None:
+    layout, _ = lay_out([0, 1, 2, 3], [0, 10, 5010, 5020], torch.float32)
+    assert [(group.sequences, group.length) for group in layout.groups] == [(2, 10), (1, 5000)]
+    assert layout.groups[0].rows is not None
+    assert layout.groups[0].rows.tolist() == [0, 2]
+
+
+def test_what_reads_no_cache_stays_as_it_is() -> None:
+    step = {"read_index": [torch.empty(0, dtype=torch.int64)], "cu_seq_lens_q": cumulated([3])}
+    assert arranged(step, [0], torch.float32) == step
+
+
+def test_a_cache_of_windows_is_read_as_it_was() -> None:
+    windows, full = torch.arange(4), torch.arange(10, 16)
+    step = {
+        "read_index": [windows, full],
+        "cu_seq_lens_q": cumulated([1, 1]),
+        "cu_seq_lens_k": {"full_attention": cumulated([4, 2]), "sliding_attention": cumulated([2, 2])},
+    }
+    found = arranged(step, [1], torch.float32)
+    assert found["read_index"][0] is windows
+    assert found["read_index"][1].tolist() == [10, 11, 12, 13, 14, 15, 15, 15]
+    assert step["read_index"] == [windows, full]  # transformers' own stays
 
 
 @pytest.mark.parametrize("name", ["softcap", "s_aux", "position_bias"])
