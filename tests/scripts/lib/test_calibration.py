@@ -67,5 +67,8 @@ def test_a_build_keeps_the_vectors_before_they_are_cut_and_normalised(tmp_path: 
 
 
 def test_no_command_waits_for_torch() -> None:
-    program = "import sys, scripts.__main__; sys.exit('torch' in sys.modules)"
+    program = (
+        "import sys; from scripts.__main__ import app; app(['--help'], standalone_mode=False); "
+        "sys.exit('scripts.bench' not in sys.modules or 'torch' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).resolve().parents[3], check=True)
