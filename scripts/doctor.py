@@ -19,8 +19,8 @@ from scripts.lib.diagnosis.diagnose import diagnose
 from scripts.lib.diagnosis.finding import Finding, Severity
 from scripts.lib.diagnosis.gather import USUAL_PLACES, gather
 from scripts.lib.diagnosis.repair import repair
+from scripts.lib.diagnosis.running import running
 from scripts.lib.diagnosis.settings import Setting, every_property, properties, served
-from scripts.lib.effective import Effective, Source, Value
 from scripts.lib.errors import UserError
 from scripts.lib.serving import ServedModel, Server, Serving, is_loopback
 from scripts.workers import TokenOption, survey
@@ -35,7 +35,8 @@ def doctor(
     ts_config: Annotated[
         Path | None,
         typer.Option(
-            help="The config.properties; left out: config/config.properties or config.properties, where one is.",
+            help="The config.properties; where nothing else is named either, config/config.properties or"
+            " config.properties.",
             metavar="FILE",
         ),
     ] = None,
@@ -91,12 +92,11 @@ def _read(
                 "there is nothing to look at: no config.properties here",
                 hint="name one with --ts-config FILE; or --model-store DIR, --management URL, --log FILE",
             )
-    local = management is None or is_loopback(urlsplit(management).hostname or "")
-    deployment = gather(ts_config, model_store, log, local=local)
     if management is None:
-        return deployment
+        return gather(ts_config, model_store, log, local=True)
     # A server that uses no serving.yaml: its settings are compared with the files that were named.
     client = connect(management, token).client
+    deployment = gather(ts_config, model_store, log, local=is_loopback(urlsplit(client.url).hostname or ""))
     return replace(deployment, server=tuple(survey(Connection(client, _declared(deployment), None))))
 
 
@@ -111,7 +111,8 @@ def _declared(deployment: Deployment) -> Serving | None:
             model.name: ServedModel.model_construct(
                 archive=model.stored.file, version=model.stored.version, workers=model.count("minWorkers"),
                 batch_size=model.count("batchSize"), max_batch_delay=model.count("maxBatchDelay"),
-                queue=model.count("jobQueueSize"),
+                queue=model.count("jobQueueSize"), response_timeout=model.count("responseTimeout"),
+                startup_timeout=model.count("startupTimeout"),
             )
             for model in served(deployment)
         },
@@ -147,9 +148,11 @@ def _print(deployment: Deployment, findings: list[Finding], changes: list[str]) 
         console.print(_table("property", found.items()))
     for model in models:
         console.print(_table(f"{model.name} {model.stored.version} ({model.stored.file})", model.settings.items()))
-    for one in deployment.server or ():
-        title = f"{one.name} {one.version} on the server ({one.ready} of {one.workers.value} workers ready)"
-        console.print(_table(title, _live(one)))
+    for one in running(deployment):
+        ready = f"{one.live.ready} of {one.count('minWorkers')} workers ready"
+        console.print(_table(f"{one.title} ({ready})", one.settings.items()))
+    if deployment.server == ():
+        console.print("the server runs no models", markup=False)
     for name in deployment.passed_over:
         console.print(_shown(f"not looked into: {name} (no .mar)"), markup=False)
     for finding in findings:
@@ -165,17 +168,6 @@ def _print(deployment: Deployment, findings: list[Finding], changes: list[str]) 
         console.print(listed, markup=False)
     else:
         console.print("nothing is wrong", markup=False)
-
-
-def _live(one: Effective) -> Iterable[tuple[str, Setting]]:
-    values: dict[str, Value] = {
-        "workers": one.workers,
-        "batchSize": one.batch_size,
-        "maxBatchDelay": one.max_batch_delay,
-        "jobQueueSize": one.queue,
-    }
-    for key, value in values.items():
-        yield key, Setting(value.value, str(value.source), given=value.source is not Source.DEFAULT)
 
 
 def _shown(text: str) -> str:

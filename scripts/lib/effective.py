@@ -5,7 +5,8 @@ wins), from the archive and serving.yaml:
 
 - batch size, delay: REST registration, archive, `models` JSON in config.properties, default;
 - workers: archive (when it has both keys), REST registration or `models` JSON, and whatever PUT /models said since;
-- queue: archive, `job_queue_size` in config.properties, default.
+- queue: archive, `job_queue_size` in config.properties, default;
+- timeouts: archive (when it has a model-config.yaml at all), `models` JSON, REST registration, default.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from scripts.lib.management import Model
 from scripts.lib.serving import ServedModel, Serving
 
 DEFAULT_BATCH_SIZE, DEFAULT_DELAY, DEFAULT_QUEUE = 1, 100, 100
+DEFAULT_TIMEOUT = 120  # seconds
 
 
 class Source(StrEnum):
@@ -42,7 +44,11 @@ class Value:
 
 @dataclass(frozen=True)
 class Effective:
-    """One version of a model as the server runs it. The delay is milliseconds, the queue counts requests."""
+    """One version of a model as the server runs it.
+
+    The delay is milliseconds, timeouts are seconds, the queue counts requests. `workers` are the fewest that it keeps;
+    `at_startup` is false of a model that was registered by REST or restored from a snapshot.
+    """
 
     name: str
     version: str
@@ -54,6 +60,11 @@ class Effective:
     max_batch_delay: Value
     queue: Value
     pending: int
+    max_workers: int
+    response_timeout: Value
+    startup_timeout: Value
+    continuous: bool
+    at_startup: bool
 
 
 def effective(model: Model, default: bool, declared: ServedModel | None, config: Mapping[str, Any] | None) -> Effective:
@@ -93,6 +104,13 @@ def effective(model: Model, default: bool, declared: ServedModel | None, config:
         ),
         queue=_queue(model.job_queue_status.capacity, config, declared),
         pending=model.job_queue_status.pending_requests,
+        max_workers=max(model.max_workers, workers),
+        response_timeout=_timeout(
+            model, model.response_timeout, config, declared.response_timeout if declared else None
+        ),
+        startup_timeout=_timeout(model, model.startup_timeout, config, declared.startup_timeout if declared else None),
+        continuous=model.continuous_batching,
+        at_startup=model.loaded_at_startup,
     )
 
 
@@ -133,6 +151,16 @@ def _queue(value: int, config: Mapping[str, Any] | None, declared: ServedModel |
     if declared is not None and declared.queue == value:
         return Value(value, Source.PROPERTIES)
     return Value(value, Source.DEFAULT if value == DEFAULT_QUEUE else Source.UNKNOWN)
+
+
+def _timeout(model: Model, value: int, config: Mapping[str, Any] | None, declared: int | None) -> Value:
+    if config:
+        return Value(value, Source.ARCHIVE)
+    if model.loaded_at_startup and declared == value:
+        return Value(value, Source.PROPERTIES)
+    if value == DEFAULT_TIMEOUT:
+        return Value(value, Source.DEFAULT)
+    return Value(value, Source.UNKNOWN if model.loaded_at_startup else Source.REST)
 
 
 def archive_config(model: Model, store: Path | None) -> Mapping[str, Any] | None:

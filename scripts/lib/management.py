@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import requests
 from pydantic import AliasGenerator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -51,7 +51,7 @@ class ListedModel(_Outside):
 
 
 class _Page(_Outside):
-    models: list[ListedModel] = Field(default_factory=list)
+    models: list[ListedModel]  # always there, and what tells a TorchServe from other servers of JSON
     next_page_token: str | None = None
 
 
@@ -137,7 +137,12 @@ class ManagementClient:
         """A client for a URL as a person types it. Raises UserError when it is none."""
         if "://" not in url:
             url = f"http://{url}"
-        if not url.startswith(("http://", "https://")):
+        try:
+            parts = urlsplit(url)
+            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # half an IPv6 address, a port that is no number or too large
+            usable = False
+        if not usable:
             raise UserError(f"{url}: not an http URL", hint=f"for example --management {DEFAULT_URL}")
         return cls(url.rstrip("/"), token, timeout)
 
@@ -239,7 +244,8 @@ class ManagementClient:
                 raise _not_torchserve(self.url, response) from None
             fault = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in fault["loc"])
-            raise UserError(f"{self.url} answered in an unknown shape: {where}: {fault['msg']}") from None
+            told = f"{where}: {fault['msg']}" if where else fault["msg"]
+            raise UserError(f"{self.url} answered in an unknown shape: {told}", hint=_PORT) from None
 
     def _call(
         self,
@@ -253,6 +259,8 @@ class ManagementClient:
     ) -> requests.Response:
         sent = dict(headers or {})
         if self.token:
+            if not (self.token.isascii() and self.token.isprintable()):
+                raise UserError("the token holds a character that no key has", hint=_TOKEN)
             sent["Authorization"] = f"Bearer {self.token}"
         wait = self.timeout if timeout is None else timeout
         try:
@@ -275,6 +283,11 @@ class ManagementClient:
         return response
 
 
+_PORT = "the management port is 8081 by default; name it with --management URL"
+_TOKEN = (
+    "get one with: batchserve token management, and set $BATCHSERVE_MANAGEMENT_TOKEN to it (or pass --token); a server"
+    " that batchserve did not start keeps it in key_file.json where it was started, for its management address only"
+)
 _WHERE = "is it running there? name the server with --management URL or --serving FILE"
 
 
@@ -296,6 +309,7 @@ def _unreachable(url: str, error: Exception) -> str:
         "SSL": "TLS failed (http or https?)",
         "without response": "the connection was closed without an answer",
         "aborted": "the connection was closed without an answer",
+        "broken": "the connection was closed within an answer",
     }.items():
         if sign in text:
             return f"no TorchServe at {url}: {reason}"
@@ -305,16 +319,16 @@ def _unreachable(url: str, error: Exception) -> str:
 def _json(response: requests.Response) -> Any:
     try:
         return response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
 def _not_torchserve(url: str, response: requests.Response) -> UserError:
     kind = response.headers.get("content-type", "no content type")
-    start = " ".join(response.text[:60].split())
+    start = " ".join(response.content[:240].decode("utf-8", "replace")[:60].split())
     return UserError(
         f"{url} is not TorchServe's management API: it answered {response.status_code} with {kind}: {start!r}",
-        hint="the management port is 8081 by default; name it with --management URL",
+        hint=_PORT,
     )
 
 
@@ -322,14 +336,14 @@ def _refusal(
     client: ManagementClient, method: str, path: str, name: str | None, response: requests.Response
 ) -> UserError:
     content = _json(response)
-    if not isinstance(content, dict) or "code" not in content:
+    if not isinstance(content, dict) or not isinstance(content.get("code"), int) or "message" not in content:
         return _not_torchserve(client.url, response)
     status, kind = response.status_code, str(content.get("type", ""))
     reply = str(content.get("message", "")).strip()
     message, hint = f"TorchServe at {client.url}: {reply} ({status})", ""
     if token_rejected(status, response.content):
         message = f"{client.url}: missing or wrong token (TorchServe answers {status}, not 401)"
-        hint = "get one with: batchserve token management, and set $BATCHSERVE_MANAGEMENT_TOKEN to it (or pass --token)"
+        hint = _TOKEN
     elif status == 405 and method in ("POST", "DELETE"):
         message = f"{client.url}: registering and unregistering is switched off on this server (405)"
         hint = "set model_api: true under server in serving.yaml (enable_model_api in config.properties) and restart it"
@@ -341,7 +355,7 @@ def _refusal(
         hint = "what there is: batchserve status"
     elif status == 404 and kind == "ResourceNotFoundException":
         message = f"{client.url} is a TorchServe but not its management API"
-        hint = "the management port is 8081 by default; name it with --management URL"
+        hint = _PORT
     elif status == 409:
         hint = "unregister it first, or build the archive with another version"
     return ApiError(message, hint, status=status, kind=kind, reply=reply)

@@ -23,12 +23,14 @@ def diagnose(deployment: Deployment) -> list[Finding]:
     found = list(dict.fromkeys(finding for rule in rules for finding in rule(deployment)))
     models = {model.title: model for model in served(deployment)}
     kept = [
-        finding for finding in found if finding.code not in _GENERAL or not _explained(models[finding.where], found)
+        finding for finding in found if finding.code not in _GENERAL or not _explained(models.get(finding.where), found)
     ]
     return sorted(kept, key=lambda finding: _ORDER.index(finding.severity))
 
 
-def _explained(model: Served, found: list[Finding]) -> bool:
+def _explained(model: Served | None, found: list[Finding]) -> bool:
+    if model is None:  # of the live server, which no file explains
+        return False
     concerned = re.compile(rf"(?<!\w)({re.escape(model.name)}|{re.escape(model.stored.file)})(?!\w)")
     return any(
         finding.code in _REASONS_FOR_ALL or (finding.code in _REASONS and concerned.search(finding.where))

@@ -31,7 +31,7 @@ def gather(ts_config: Path | None, model_store: Path | None, log: Path | None, *
         environment=dict(os.environ),
         log=logfile.read_log(log) if log else None,
         host=host.this_host() if local else None,
-        snapshots=host.snapshots([Path(), ts_config.parent] if ts_config else []),
+        snapshots=host.snapshots([Path(), ts_config.parent] if ts_config else [], log),
     )
     named = properties(deployment).get("model_store")
     if named is None or not str(named.value):

@@ -27,14 +27,18 @@ def _gpus() -> tuple[int, ...]:
         return ()  # none, or none that TorchServe would find
 
 
-def snapshots(directories: Iterable[Path]) -> tuple[Path, ...]:
+def snapshots(directories: Iterable[Path], log: Path | None = None) -> tuple[Path, ...]:
     """The snapshots under these directories, in which TorchServe was or will be started, the newest last.
 
     TorchServe keeps them in `config` below its log directory ($LOG_LOCATION, or `logs`), named after the time.
+
+    Args:
+        directories: where it is started.
+        log: a log of its, which lies in its log directory.
     """
     found: set[Path] = set()
-    for directory in directories:
-        logs = directory / os.environ.get("LOG_LOCATION", "logs")
+    kept = [directory / os.environ.get("LOG_LOCATION", "logs") for directory in directories]
+    for logs in [*kept, log.parent] if log else kept:
         try:
             found |= {path.absolute() for path in (logs / "config").glob("[0-9]*.cfg") if path.is_file()}
         except OSError:

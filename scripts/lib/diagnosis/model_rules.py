@@ -6,6 +6,7 @@ from scripts.lib.diagnosis import gson
 from scripts.lib.diagnosis.archives import weights
 from scripts.lib.diagnosis.deployment import Deployment
 from scripts.lib.diagnosis.finding import Finding, Severity
+from scripts.lib.diagnosis.running import Running, running
 from scripts.lib.diagnosis.settings import Served, Setting, properties, served
 
 LONG_DELAY = 1000  # ms
@@ -18,12 +19,13 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 def batching_off(deployment: Deployment) -> Iterator[Finding]:
     """A batch size that nobody set."""
-    for model in _batched(deployment):
+    for model in _batched(deployment, "batchSize"):
         if not model.settings["batchSize"].given:
             yield Finding(
                 "batching-off", Severity.NOTE, model.title, "nothing sets its batch size",
                 "TorchServe's default is 1: every request runs alone",
-                f"set batchSize for version \"{model.stored.version}\" of {model.name} in the models property",
+                f"set batchSize for {model.title} in the models property"
+                if isinstance(model, Served) else "register it again with batch_size, or set batchSize in its models",
             )  # fmt: skip
 
 
@@ -41,7 +43,7 @@ def delay_zero(deployment: Deployment) -> Iterator[Finding]:
 
 def delay_long(deployment: Deployment) -> Iterator[Finding]:
     """A delay that a lone request feels."""
-    for model in _batched(deployment):
+    for model in _batched(deployment, "batchSize", "maxBatchDelay"):
         delay = model.settings["maxBatchDelay"]
         if delay.value > LONG_DELAY and model.count("batchSize") > 1:
             yield Finding(
@@ -54,7 +56,7 @@ def delay_long(deployment: Deployment) -> Iterator[Finding]:
 
 def batch_over_queue(deployment: Deployment) -> Iterator[Finding]:
     """Batches that the queue cannot fill."""
-    for model in _batched(deployment):
+    for model in _batched(deployment, "batchSize", "jobQueueSize", "minWorkers"):
         batch, queue = model.count("batchSize"), model.count("jobQueueSize")
         workers = model.count("minWorkers")
         where = _at(model, model.settings["jobQueueSize"])
@@ -77,8 +79,8 @@ def batches_not_filled(deployment: Deployment) -> Iterator[Finding]:
     """A batch size far above what the log shows."""
     if deployment.log is None:
         return
-    for model in _batched(deployment):
-        batches, requests = deployment.log.batches.get((model.name, model.stored.version), (0, 0))
+    for model in _batched(deployment, "batchSize", "maxBatchDelay"):
+        batches, requests = deployment.log.batches.get((model.name, model.version), (0, 0))
         batch = model.count("batchSize")
         if batches < _FEWEST_BATCHES or requests == 0 or batch <= _FILLED * requests / batches:
             continue
@@ -92,7 +94,7 @@ def batches_not_filled(deployment: Deployment) -> Iterator[Finding]:
 
 def workers_default(deployment: Deployment) -> Iterator[Finding]:
     """Workers that nobody counted."""
-    for model in _batched(deployment):
+    for model in _batched(deployment, "minWorkers"):
         workers = model.settings["minWorkers"]
         if not workers.given:
             count = f"{workers.value} here" if workers.value else "as many as the machine has"
@@ -149,7 +151,7 @@ def _threads_set(deployment: Deployment) -> bool:
 
 def continuous_batching(deployment: Deployment) -> Iterator[Finding]:
     """Continuous batching with several workers."""
-    for model in served(deployment):
+    for model in _judged(deployment, "minWorkers", "maxWorkers"):
         workers = max(model.count("minWorkers"), model.count("maxWorkers"))
         if "continuousBatching" in model.settings and workers > 1:
             yield Finding(
@@ -191,12 +193,18 @@ def archive_wins(deployment: Deployment) -> Iterator[Finding]:
                 )  # fmt: skip
 
 
-def _batched(deployment: Deployment) -> list[Served]:
-    """The models that TorchServe batches by size and delay: a continuous engine's delay and size mean other things."""
-    return [model for model in served(deployment) if "continuousBatching" not in model.settings]
+def _judged(deployment: Deployment, *keys: str) -> list[Served | Running]:
+    """What the files make, and what the live server runs where one of these settings is not what they come to."""
+    live = [one for one in running(deployment) if one.declared is None or not set(keys).isdisjoint(one.differing)]
+    return [*served(deployment), *live]
 
 
-def _at(model: Served, setting: Setting) -> str:
+def _batched(deployment: Deployment, *keys: str) -> list[Served | Running]:
+    """Those that TorchServe batches by size and delay: a continuous engine's delay and size mean other things."""
+    return [model for model in _judged(deployment, *keys) if "continuousBatching" not in model.settings]
+
+
+def _at(model: Served | Running, setting: Setting) -> str:
     return f"{model.title} ({setting.place})"
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from scripts.lib.addresses import address
 from scripts.lib.diagnosis.deployment import Deployment
 from scripts.lib.diagnosis.finding import Finding, Severity
+from scripts.lib.diagnosis.running import Running, missing, running, undeclared
 from scripts.lib.diagnosis.settings import DEFAULT_TOKEN_EXPIRATION, Served, is_true, properties, served
-from scripts.lib.effective import Value, health
+from scripts.lib.effective import health
 from scripts.lib.errors import UserError
 from scripts.lib.serving import is_loopback
 
@@ -150,27 +151,39 @@ def live(deployment: Deployment) -> Iterator[Finding]:
             "server-health", Severity.ERROR, "server", line, "requests fail or wait",
             "see the server's log: batchserve doctor --log FILE",
         )  # fmt: skip
-    if deployment.file is None or deployment.archives is None:
-        return
-    declared = {(model.name, model.stored.version): model for model in served(deployment)}
-    running = {(one.name, one.version): one for one in deployment.server}
-    for key, model in declared.items():
-        one = running.get(key)
-        if one is None:
-            continue
-        for setting, value in {
-            "minWorkers": one.workers, "batchSize": one.batch_size, "maxBatchDelay": one.max_batch_delay,
-            "jobQueueSize": one.queue,
-        }.items():  # fmt: skip
-            yield from _differs(model, setting, value)
-
-
-def _differs(model: Served, setting: str, value: Value) -> Iterator[Finding]:
-    wanted = model.settings[setting]
-    if value.value != wanted.value:
+    for model in missing(deployment):
         yield Finding(
-            "server-differs", Severity.WARNING, f"{model.title} {setting}",
-            f"the server runs with {value.value}, the files come to {wanted.value} ({wanted.place})",
+            "server-missing", Severity.ERROR, model.title, "load_models names it, and the server does not have it",
+            "requests to it get 404: it failed to load, was unregistered, or the server started before the last edit",
+            "see the server's log: batchserve doctor --log FILE; then restart it, or register the model",
+        )  # fmt: skip
+    for one in undeclared(deployment):
+        yield Finding(
+            "server-undeclared", Severity.WARNING, one.title, f"it runs {one.live.archive}, which no file loads",
+            "after a restart with --ts-config and --ncs it is gone",
+            "add it to load_models and models, or unregister it",
+        )  # fmt: skip
+    for one in running(deployment):
+        if one.declared is None:
+            continue
+        if not one.live.at_startup and "load_models" in properties(deployment):
+            yield Finding(
+                "server-restored", Severity.WARNING, one.title,
+                "it was not loaded from load_models: a snapshot was restored, or it was registered over REST",
+                "the settings in the files were not asked for it, and edits of them have no effect at a restart that"
+                " restores the snapshot", "restart it with --ts-config and --ncs",
+            )  # fmt: skip
+        yield from _differs(one, one.declared)
+
+
+def _differs(one: Running, declared: Served) -> Iterator[Finding]:
+    for key in one.differing:
+        if key == "maxWorkers" and "minWorkers" in one.differing:
+            continue  # scaled, which is told
+        wanted = declared.settings[key]
+        yield Finding(
+            "server-differs", Severity.WARNING, f"{declared.title} {key}",
+            f"the server runs with {one.settings[key].value}, the files come to {wanted.value} ({wanted.place})",
             "it was registered or scaled over REST, restored from a snapshot, or started before the last edit",
             "restart it with --ts-config and --ncs, or register the model again",
         )  # fmt: skip
@@ -191,7 +204,7 @@ def log(deployment: Deployment) -> Iterator[Finding]:
         dead = worker in facts.dead
         yield Finding(
             "log-worker-died", Severity.ERROR if dead else Severity.WARNING, where,
-            f"{worker} died {count} times"
+            f"{worker} died {count} time{'s' * (count > 1)}"
             + (f" and did not come back: {facts.dead[worker][:300]}" if dead else ", and came back"),
             "its running batch failed each time, and /ping says Healthy for a while all the same",
             "see the lines of that worker before it died",
@@ -208,7 +221,7 @@ def log(deployment: Deployment) -> Iterator[Finding]:
         )  # fmt: skip
     for model, count in facts.unavailable.items():
         yield Finding(
-            "log-unavailable", Severity.WARNING, where, f"{count} requests to {model} were answered with 503",
+            "log-unavailable", Severity.WARNING, where, f"{count} request{'s' * (count > 1)} to {model} got 503",
             "the queue was full, no worker was there, or the handler failed a whole batch",
             "a longer job_queue_size takes a burst; for more load, workers; for the rest see the worker's lines",
         )  # fmt: skip

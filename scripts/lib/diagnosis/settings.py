@@ -13,10 +13,9 @@ from typing import Any
 from scripts.lib.diagnosis import gson
 from scripts.lib.diagnosis.deployment import Deployment, StoredArchive
 from scripts.lib.diagnosis.properties_file import Entry
-from scripts.lib.effective import DEFAULT_BATCH_SIZE, DEFAULT_DELAY, DEFAULT_QUEUE, packed
+from scripts.lib.effective import DEFAULT_BATCH_SIZE, DEFAULT_DELAY, DEFAULT_QUEUE, DEFAULT_TIMEOUT, packed
 from scripts.lib.serving import DEFAULT_MESSAGE_SIZE, EXTRA_PROPERTIES
 
-DEFAULT_TIMEOUT = 120  # seconds
 DEFAULT_TOKEN_EXPIRATION = 60  # minutes
 #: Every property that TorchServe or its launcher reads.
 PROPERTIES = EXTRA_PROPERTIES | frozenset(
@@ -106,9 +105,14 @@ class Served:
     entry: Mapping[str, Any]
 
     @property
+    def version(self) -> str:
+        """The version that it is registered as."""
+        return self.stored.version
+
+    @property
     def title(self) -> str:
         """Name and version, for people."""
-        return f"{self.name} {self.stored.version}"
+        return f"{self.name} {self.version}"
 
     def count(self, key: str) -> int:
         """A setting that is a whole number."""

@@ -51,6 +51,23 @@ def test_workers_and_queue() -> None:
     assert (waiting.queue, waiting.pending) == (Value(100, Source.DEFAULT), 40)
 
 
+@pytest.mark.parametrize(
+    ("changes", "declared", "config", "expected"),
+    [
+        ({}, None, {}, Source.DEFAULT),
+        ({"responseTimeout": 45}, 45, {}, Source.PROPERTIES),
+        ({"responseTimeout": 45}, 60, {}, Source.UNKNOWN),
+        ({"responseTimeout": 45, "loadedAtStartup": False}, 45, {}, Source.REST),
+        ({}, 45, {"x": 1}, Source.ARCHIVE),  # any model-config.yaml decides
+    ],
+)
+def test_timeout(changes: dict[str, Any], declared: int | None, config: dict[str, Any], expected: Source) -> None:
+    entry = DECLARED.model_copy(update={"response_timeout": declared})
+    found = effective(model(**changes), True, entry, config)
+    assert found.response_timeout == Value(changes.get("responseTimeout", 120), expected)
+    assert (found.max_workers, found.at_startup) == (2, changes.get("loadedAtStartup", True))
+
+
 def test_no_difference() -> None:
     serving = Serving(models={"m": DECLARED})
     assert differences(serving, [effective(model(), True, DECLARED, {})]) == []

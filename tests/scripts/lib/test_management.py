@@ -49,6 +49,11 @@ MODEL = {"modelName": "m", "modelVersion": "1.0", "batchSize": 4, "aFieldOfTheFu
         ((200, b"<html><title>nginx</title>"), ManagementClient.list_models, "is not TorchServe", "8081"),
         ((200, b""), ManagementClient.list_models, "is not TorchServe", "8081"),
         ((200, b'{"models": 3}'), ManagementClient.list_models, "unknown shape: models", ""),
+        ((200, b"{}"), ManagementClient.list_models, "unknown shape: models: Field required", "8081"),
+        ((200, b'{"object": "list", "data": []}'), ManagementClient.list_models, "unknown shape: models", "8081"),
+        ((200, b"[]"), ManagementClient.list_models, "unknown shape: Input should be an object", "8081"),
+        ((200, b"[" * 100_000), ManagementClient.list_models, "is not TorchServe", "8081"),
+        ((401, b'{"code": "Unauthorized"}'), ManagementClient.list_models, "is not TorchServe", "8081"),
         ((200, b"[]"), lambda client: client.describe("m"), "empty list", ""),
         ((502, b"Bad gateway"), ManagementClient.list_models, "is not TorchServe", "8081"),
         ((302, b""), ManagementClient.list_models, "is not TorchServe", "8081"),
@@ -109,7 +114,9 @@ def test_a_server_that_speaks_no_http() -> None:
         thread.join()
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "file:///etc/passwd"])
+@pytest.mark.parametrize(
+    "url", ["ftp://x", "file:///etc/passwd", "", "http://", "http://[::1", "localhost:abc", "http://x:99999", "x:0"]
+)
 def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(UserError, match="not an http URL"):
         ManagementClient.at(url)
@@ -117,6 +124,13 @@ def test_other_urls_are_refused(url: str) -> None:
 
 def test_a_url_is_taken_as_people_type_it() -> None:
     assert ManagementClient.at("localhost:8081/").url == "http://localhost:8081"
+
+
+@pytest.mark.parametrize("token", ["key\n", "k\u20acy", "key\x1b[31m"])
+def test_a_token_that_no_header_can_hold_is_refused_and_not_told(token: str) -> None:
+    with pytest.raises(UserError, match="a character that no key has") as caught:
+        ManagementClient("http://127.0.0.1:1", token).list_models()
+    assert token not in f"{caught.value} {caught.value.hint}"
 
 
 def test_fields_of_other_versions_are_ignored_and_missing_ones_have_defaults() -> None:

@@ -61,5 +61,7 @@ def running(**changes: Any) -> Effective:
         "name": "m", "version": "1.0", "archive": "m.mar", "default": True, "ready": 1,
         "workers": Value(1, Source.PROPERTIES), "batch_size": Value(8, Source.PROPERTIES),
         "max_batch_delay": Value(2, Source.PROPERTIES), "queue": Value(1000, Source.PROPERTIES), "pending": 0,
+        "max_workers": 1, "response_timeout": Value(120, Source.DEFAULT), "startup_timeout": Value(120, Source.DEFAULT),
+        "continuous": False, "at_startup": True,
     }  # fmt: skip
     return Effective(**{**values, **changes})

@@ -149,6 +149,28 @@ CASES: list[tuple[str, Deployment, Deployment]] = [
     ("server-health", deployment(server=(running(ready=0),)), deployment(server=(running(),))),
     ("server-differs", deployment(server=(running(batch_size=Value(1, Source.REST)),)),
      deployment(server=(running(),))),
+    ("server-differs", deployment(server=(running(response_timeout=Value(60, Source.UNKNOWN)),)),
+     deployment(BASE + "models={}\n", host=None, server=(
+         running(workers=Value(3, Source.UNKNOWN), max_workers=3, batch_size=Value(1, Source.DEFAULT),
+                 max_batch_delay=Value(100, Source.DEFAULT)),))),
+    ("server-missing", deployment(server=()), deployment(without("load_models") + MODELS, server=())),
+    ("server-undeclared", deployment(server=(running(), running(version="2.0"))),
+     deployment(BASE.replace("m.mar", "m.mar,n=http://elsewhere/n.mar") + MODELS,
+                server=(running(), running(name="n")))),
+    ("server-undeclared",
+     deployment(without("load_models") + MODELS, server=(running(), running(name="n", at_startup=False))),
+     deployment(without("load_models") + MODELS, server=(running(), running(name="n")))),
+    ("server-restored", deployment(server=(running(at_startup=False),)),
+     deployment(without("load_models") + MODELS, server=(running(at_startup=False),))),
+    ("delay-long", Deployment(server=(running(max_batch_delay=Value(2000, Source.REST)),)),
+     Deployment(server=(running(),))),
+    ("batch-over-queue", Deployment(server=(running(batch_size=Value(2000, Source.REST)),)),
+     Deployment(server=(running(),))),
+    ("batching-off", Deployment(server=(running(batch_size=Value(1, Source.DEFAULT)),)),
+     Deployment(server=(running(batch_size=Value(1, Source.REST)),))),
+    ("continuous-batching-workers",
+     Deployment(server=(running(continuous=True, workers=Value(2, Source.REST), max_workers=2),)),
+     Deployment(server=(running(continuous=True),))),
     ("log-failed", with_log(failures=("Failed to load model: m.mar",)), with_log()),
     ("log-worker-died", with_log(restarts={"W-9000-m_1.0": 3}, dead={"W-9000-m_1.0": "KeyError"}), with_log()),
     ("log-snapshot", with_log(restored=True), with_log()),
@@ -199,3 +221,13 @@ def test_an_archive_that_nothing_loads_may_get_batches() -> None:
 
 def test_lines_of_a_cut_models_are_no_keys() -> None:
     assert codes(deployment(CUT, host=None)) == {"models-cut"}
+
+
+def test_what_is_wrong_with_a_live_model_is_told_once() -> None:
+    slow = MODELS.replace('"maxBatchDelay":2', '"maxBatchDelay":2000')
+    delay = Value(2000, Source.PROPERTIES)
+    same = diagnose(deployment(BASE + slow, server=(running(max_batch_delay=delay),)))
+    assert [(one.code, one.where) for one in same] == [("delay-long", "m 1.0 (config.properties:6 models)")]
+    scaled = running(max_batch_delay=delay, ready=2, workers=Value(2, Source.REST), max_workers=2)
+    found = [(one.code, one.where) for one in diagnose(deployment(BASE + slow, server=(scaled,)))]
+    assert found == [("delay-long", "m 1.0 (config.properties:6 models)"), ("server-differs", "m 1.0 minWorkers")]

@@ -18,6 +18,7 @@ def test_snapshots_come_by_their_time(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [path.name[:8] for path in snapshots([tmp_path, tmp_path, tmp_path / "gone"])] == ["20260101", "20260102"]
     monkeypatch.setenv("LOG_LOCATION", str(tmp_path / "elsewhere"))
     assert snapshots([tmp_path]) == ()
+    assert len(snapshots([], log=tmp_path / "logs" / "ts_log.log")) == 2
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.lib.diagnosis.deployment import LogFacts
 from scripts.lib.diagnosis.logfile import facts, read_log
 from scripts.lib.errors import UserError
 
@@ -60,7 +61,7 @@ def test_no_log(tmp_path: Path, directory: bool) -> None:
 
 
 def test_bytes_of_any_kind(tmp_path: Path) -> None:
-    (tmp_path / "log").write_bytes(bytes(range(256)) * 3)
+    (tmp_path / "log").write_bytes(bytes(range(256)) * 3 + b"\n" + BACK.encode())
     assert read_log(tmp_path / "log").restarts == {}
 
 
@@ -71,3 +72,24 @@ def test_a_json_log_tells_the_same() -> None:
     found = facts(Path("log"), [json.dumps(flushed), json.dumps({**refused, "milliseconds": 7})])
     assert found.batches == {("a_b", "1.0"): (1, 0)}
     assert found.unavailable == {"a_b": 1}
+
+
+def test_what_was_before_the_last_start_is_over() -> None:
+    banner = [f"{T} [INFO ] main org.pytorch.serve.ModelServer - ", "Torchserve version: 0.12.0"]
+    found = facts(Path("log"), [*LINES.splitlines(), *banner, BACK])
+    assert found == LogFacts(Path("log"))
+    record = {"time": T, "level": "INFO", "thread": "main", "logger": "org.pytorch.serve.ModelServer",
+              "message": "\nTorchserve version: 0.12.0"}  # fmt: skip
+    assert facts(Path("log"), [*LINES.splitlines(), json.dumps(record)]) == LogFacts(Path("log"))
+
+
+@pytest.mark.parametrize(
+    "content", [b"root:x:0:0::/root:/bin/sh\n", b"\x00\xff" * 100, b"2026-01-01 10:00 all is well\n"]
+)
+def test_another_log_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "some.log"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="no line of it is TorchServe's"):
+        read_log(path)
+    path.write_bytes(b"\n")
+    assert read_log(path) == LogFacts(path)
