@@ -25,6 +25,7 @@ Where to look:
     config, errors       the `handler:` section; what can be wrong with a request
     metrics, threads, cores, memory
                          the one list of metric names; the worker's share of the machine
+    wire                 TorchServe's socket, read in large pieces
 
 Importing this package imports nothing else.
 """

@@ -1,0 +1,181 @@
+"""What is read from TorchServe's socket in pieces is what its own codec reads field by field."""
+
+import importlib.util
+import logging
+import struct
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from handlers import wire
+
+
+def fresh_codec() -> ModuleType:
+    """A copy of TorchServe's codec, so that what is changed in it stays here."""
+    spec = importlib.util.find_spec("ts.protocol.otf_message_handler")
+    assert spec is not None
+    assert spec.loader is not None
+    codec = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(codec)
+    return codec
+
+
+class Connection:
+    """Gives bytes in pieces of given sizes, whatever is asked for; then it is closed."""
+
+    def __init__(self, data: bytes, pieces: list[int] | None = None) -> None:
+        self._data = data
+        self._pieces = iter(pieces or [])
+        self.calls = 0
+
+    def recv(self, most: int) -> bytes:
+        self.calls += 1
+        size = min(most, next(self._pieces, most))
+        piece, self._data = self._data[:size], self._data[size:]
+        return piece
+
+
+def field(data: bytes) -> bytes:
+    return struct.pack("!i", len(data)) + data
+
+
+END = struct.pack("!i", -1)
+
+
+def message(*requests: tuple[bytes, list[tuple[bytes, bytes]], list[tuple[bytes, bytes, bytes]]]) -> bytes:
+    lists = (
+        field(id)
+        + b"".join(field(name) + field(value) for name, value in headers)
+        + END
+        + b"".join(field(name) + field(kind) + field(value) for name, kind, value in inputs)
+        + END
+        for id, headers, inputs in requests
+    )
+    return b"I" + b"".join(lists) + END
+
+
+names = st.text("abc-", min_size=1, max_size=5).map(str.encode)
+inputs = st.tuples(
+    names,
+    st.sampled_from([b"application/json", b"text/plain", b"application/octet-stream", b""]),
+    st.binary(max_size=30) | st.just(b'{"text": "a", "n": [1, 2.5]}'),
+)
+requests = st.tuples(names, st.lists(st.tuples(names, names), max_size=4), st.lists(inputs, max_size=3))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.lists(requests, max_size=4), min_size=1, max_size=4),
+    st.lists(st.integers(1, 40), max_size=30),
+)
+def test_messages_are_read_as_torchserve_reads_them(messages: list[list[Any]], pieces: list[int]) -> None:
+    logging.disable(logging.CRITICAL)  # TorchServe tells of bodies that are no JSON
+    try:
+        data = b"".join(message(*requests) for requests in messages)
+        stock, ours = fresh_codec(), fresh_codec()
+        wire.read_in_pieces(ours)
+        connection, same = Connection(data), Connection(data, pieces)
+        for _ in messages:
+            assert ours.retrieve_msg(same) == stock.retrieve_msg(connection)
+        with pytest.raises(SystemExit) as ended:
+            ours.retrieve_msg(same)
+        assert ended.value.code == 0
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+A = (b"one", [(b"h", b"v")], [(b"body", b"application/json", b'{"a": 1}')])
+B = (b"two", [], [(b"body", b"text/plain", b"b")])
+
+
+@pytest.fixture
+def codec() -> ModuleType:
+    codec = fresh_codec()
+    wire.read_in_pieces(codec)
+    return codec
+
+
+def test_a_request_that_comes_again_is_not_parsed_again(codec: ModuleType) -> None:
+    connection = Connection(message(A, B) + message(B, A) + message(A))
+    (_, first), (_, second), (_, third) = (codec.retrieve_msg(connection) for _ in range(3))
+    assert second[0] is first[1]
+    assert second[1] is third[0] is first[0]
+    assert connection.calls == 1
+
+
+def test_another_request_of_the_same_id_is_parsed(codec: ModuleType) -> None:
+    other = (A[0], A[1], [(b"body", b"application/json", b'{"a": 2}')])
+    connection = Connection(message(A) + message(other) + message(A, other))
+    (_, first), (_, second), (_, third) = (codec.retrieve_msg(connection) for _ in range(3))
+    values = [[request["parameters"][0]["value"]["a"] for request in each] for each in (first, second, third)]
+    assert values == [[1], [2], [1, 2]]
+
+
+def test_what_no_message_brings_any_more_is_forgotten(codec: ModuleType) -> None:
+    connection = Connection(message(A) + message(B) + message(A))
+    (_, first), _, (_, third) = (codec.retrieve_msg(connection) for _ in range(3))
+    assert third == first
+    assert third[0] is not first[0]
+
+
+def test_a_new_connection_starts_anew(codec: ModuleType) -> None:
+    _, first = codec.retrieve_msg(Connection(message(A) + b"rest"))
+    _, second = codec.retrieve_msg(Connection(message(A)))
+    assert second == first
+    assert second[0] is not first[0]
+
+
+def test_a_message_that_breaks_off_ends_the_worker(codec: ModuleType) -> None:
+    with pytest.raises(SystemExit):
+        codec.retrieve_msg(Connection(message(A)[:-6]))
+
+
+def test_the_codec_is_changed_once(codec: ModuleType) -> None:
+    changed = codec._retrieve_buffer
+    wire.read_in_pieces(codec)
+    assert codec._retrieve_buffer is changed
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.added: list[tuple[str, float]] = []
+
+    def add_time(self, name: str, value: float, **options: Any) -> None:
+        self.added.append((name, value))
+
+
+@pytest.fixture
+def root() -> Iterator[logging.Logger]:
+    logger = logging.getLogger()
+    before = list(logger.filters)
+    yield logger
+    logger.filters[:] = before
+
+
+def test_what_each_call_writes_is_written_once_a_second(
+    root: logging.Logger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(wire.time, "monotonic", lambda: now[0])
+    metrics = Metrics()
+    wire.calm(metrics)
+    caplog.set_level(logging.INFO)
+    rarely = next(each for each in root.filters if isinstance(each, wire._Rarely))
+    kept = []
+    for step in range(25):
+        now[0] = 1000 + step / 10
+        metrics.add_time("PredictionTime", step)
+        metrics.add_time("Other", step)
+        record = logging.makeLogRecord({"msg": "Backend received inference at: %d", "args": (1,)})
+        record.created = now[0]
+        kept.append(rarely.filter(record))
+    assert [value for name, value in metrics.added if name == "PredictionTime"] == [0, 10, 20]
+    assert len([value for name, value in metrics.added if name == "Other"]) == 25
+    assert [step for step, passed in enumerate(kept) if passed] == [0, 10, 20]
+    logging.info("another line")
+    logging.info("another line")
+    assert caplog.messages.count("another line") == 2
