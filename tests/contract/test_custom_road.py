@@ -243,6 +243,7 @@ def test_the_real_verb_builds_it(model: Path, handler_file: Path, tmp_path: Path
     assert {"model/heads.safetensors", "model/heads.json", "two_heads.py"} <= whole.sizes.keys()
 
 
+@pytest.mark.usefixtures("unprobed")  # the build above has the probe
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

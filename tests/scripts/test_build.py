@@ -244,7 +244,7 @@ def test_a_build_that_is_stopped_leaves_no_archive(tmp_path: Path, minilm_like: 
     assert [path.name for path in store.iterdir()] == ["m.mar"]
 
 
-@pytest.mark.usefixtures("unverified")
+@pytest.mark.usefixtures("unverified", "unprobed")
 def test_a_handler_and_its_requirements_are_packed(
     tmp_path: Path, minilm_like: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +266,7 @@ def test_a_handler_and_its_requirements_are_packed(
     assert (tmp_path / "out" / "my_handler.py").read_bytes() == handler.read_bytes()
 
 
+@pytest.mark.usefixtures("unprobed")
 def test_an_archive_that_does_not_load_is_not_put_in_place(tmp_path: Path, minilm_like: Path) -> None:
     handler = tmp_path / "broken.py"
     handler.write_text(

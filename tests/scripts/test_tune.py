@@ -16,9 +16,7 @@ from scripts.lib.costs import Profile, Rates
 from scripts.lib.errors import UserError
 from scripts.lib.forecast import Forecast
 from scripts.lib.objective import Objective
-from scripts.lib.recipe import Order, prepare
 from scripts.lib.serving import Serving
-from scripts.lib.source import resolve
 from scripts.lib.tuning import Kind, Point, Setting
 from tests.e2e.archives import write_archive
 from tests.scripts.lib.profiles import profile
@@ -69,15 +67,6 @@ class Formulas:
             setting=setting, kind=kind, rate=rate, seconds=self.seconds(kind, rate), met=margin >= 0, margin=margin,
             judged_ms=10.0, p50_ms=9.0, p95_ms=10.0, per_s=rate or 1.0, requests=100,
         )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def tiny_archive(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("store") / "tiny.mar"
-    order = Order(source=resolve(str(tiny_model)), name="tiny", version="1.0")
-    recipe = prepare(order, tmp_path_factory.mktemp("work"))
-    archive.write(path, recipe.contents, recipe.members)
-    return path
 
 
 @pytest.fixture

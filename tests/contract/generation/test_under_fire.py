@@ -1,6 +1,5 @@
 """GenerationHandler when clients leave, engines fail and requests crowd. Oracle: transformers' generate, alone."""
 
-import random
 import threading
 import time
 from pathlib import Path
@@ -12,7 +11,8 @@ import torch
 from handlers.generation import mailbox
 from tests.contract.frontend import COMPLETIONS, GREEDY, Frontend, events, text_of
 from tests.contract.generation.conftest import Start
-from tests.generation_models import Oracle, prompts
+from tests.contract.generation.crowd import mixed_requests_a_third_of_which_leave
+from tests.generation_models import Oracle
 
 
 def test_a_client_that_leaves_frees_its_blocks(frontend: Frontend) -> None:
@@ -198,34 +198,7 @@ def test_a_lower_priority_number_goes_first(start: Start, directory: Path) -> No
 
 def test_mixed_requests_a_third_of_which_leave(start: Start, directory: Path, oracle: Oracle) -> None:
     frontend = start(directory, num_blocks=24, max_model_len=128)
-    chosen = random.Random(0)
-    expected: dict[str, tuple[str, int]] = {}
-    bad, leaving = [], []
-    for prompt, count in prompts(60, seed=3):
-        kind = chosen.random()
-        body = {"prompt": prompt, "max_tokens": count, **GREEDY}
-        if kind < 0.34:
-            leaving.append(frontend.send({**body, "stream": True, "max_tokens": 60, "ignore_eos": True}, COMPLETIONS))
-        elif kind < 0.44:
-            bad.append(frontend.send({**body, "temperature": -1}, COMPLETIONS))
-        else:
-            expected[frontend.send({**body, "stream": kind < 0.7}, COMPLETIONS)] = prompt, count
-        if chosen.random() < 0.3:
-            frontend.call()
-        if leaving and chosen.random() < 0.3:
-            frontend.leave(leaving.pop(chosen.randrange(len(leaving))))
-    for id in leaving:
-        frontend.leave(id)
-    started = time.monotonic()
-    frontend.run(120)
-    assert all(frontend.answers[id].status == 400 for id in bad)
-    texts: dict[tuple[str, int], str] = {}
-    for id, asked in expected.items():
-        if asked not in texts:
-            texts[asked] = oracle.text(*asked)
-        assert text_of(frontend.answers[id]) == texts[asked], asked
-    assert frontend.at_rest(), (frontend.handler.engine.stats(), time.monotonic() - started)
-    assert not frontend.handler._exchanges
+    mixed_requests_a_third_of_which_leave(frontend, oracle)
     assert not frontend.handler.engine._chains
 
 

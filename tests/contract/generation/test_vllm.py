@@ -17,6 +17,7 @@ pytest.importorskip("vllm")
 from handlers.generation.engine import Sampling, Sequence
 from tests.contract.conftest import Serve
 from tests.contract.frontend import COMPLETIONS, GREEDY, Frontend, events, text_of
+from tests.contract.generation.crowd import mixed_requests_a_third_of_which_leave
 from tests.contract.generation.test_answers import (
     test_a_stream_ends_with_its_usage_when_that_is_asked_for,
     test_logprobs_are_the_models_own,
@@ -155,26 +156,7 @@ def test_cancelled_at_any_moment_frees(frontend: Frontend, oracle: Oracle) -> No
 
 
 def test_mixed_requests_a_third_of_which_leave(frontend: Frontend, oracle: Oracle) -> None:
-    chosen = random.Random(0)
-    expected: dict[str, tuple[str, int]] = {}
-    leaving = []
-    for prompt, count in prompts(60, seed=3):
-        body = {"prompt": prompt, "max_tokens": count, "stream": chosen.random() < 0.5, **GREEDY}
-        if chosen.random() < 0.34:
-            leaving.append(frontend.send({**body, "max_tokens": 60, "ignore_eos": True}, COMPLETIONS))
-        else:
-            expected[frontend.send(body, COMPLETIONS)] = prompt, count
-        if chosen.random() < 0.3:
-            frontend.call()
-        if leaving and chosen.random() < 0.3:
-            frontend.leave(leaving.pop(chosen.randrange(len(leaving))))
-    for id in leaving:
-        frontend.leave(id)
-    frontend.run(240)
-    for id, asked in expected.items():
-        assert text_of(frontend.answers[id]) == oracle.text(*asked)
-    assert frontend.at_rest()
-    assert not frontend.handler._exchanges
+    mixed_requests_a_third_of_which_leave(frontend, oracle)
 
 
 def test_speculation_changes_no_text_and_refuses_what_it_cannot(serve: Serve, directory: Path, oracle: Oracle) -> None:

@@ -52,6 +52,7 @@ def test_only_embeddings_are_calibrated(tmp_path: Path) -> None:
         run(model, "--name", "m", "--store", tmp_path / "store", "--calibrate", tmp_path / "t.txt")
 
 
+@pytest.mark.usefixtures("unverified")
 def test_a_build_keeps_the_vectors_before_they_are_cut_and_normalised(tmp_path: Path) -> None:
     model = tiny_bert(tmp_path / "m", prompts={"query": "query: "}, default_prompt_name="query")
     (tmp_path / "t.txt").write_text("\n".join(TEXTS))

@@ -8,22 +8,10 @@ import psutil
 import pytest
 import torch
 
-from scripts.lib import archive, profiling, service
+from scripts.lib import profiling, service
 from scripts.lib.errors import UserError
 from scripts.lib.loaded import loaded
 from scripts.lib.profiling import Texts, Worker, profile, token_lengths
-from scripts.lib.recipe import Order, prepare
-from scripts.lib.source import resolve
-
-
-@pytest.fixture(scope="module")
-def tiny_archive(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("store") / "tiny.mar"
-    recipe = prepare(
-        Order(source=resolve(str(tiny_model)), name="tiny", version="1.0"), tmp_path_factory.mktemp("work")
-    )
-    archive.write(path, recipe.contents, recipe.members)
-    return path
 
 
 @pytest.fixture(autouse=True)
