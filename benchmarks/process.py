@@ -1,7 +1,5 @@
 """A peer as a process tree: started, waited for until it answers, gone afterwards whatever happens."""
 
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -12,9 +10,10 @@ import psutil
 import requests
 
 from benchmarks.lineup import Peer
-from scripts.lib import launch, supervisor
+from scripts.lib import launch
 from scripts.lib.addresses import free_ports
 from scripts.lib.errors import UserError
+from scripts.lib.supervised import Supervised
 
 START_S = 600.0  # the first start compiles everything that is imported
 _POLL_S = 0.2
@@ -54,7 +53,7 @@ class Process:
             # It would leave a key in the home directory.
             "RAY_AUTH_MODE": "disabled",
         }
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Supervised | None = None
 
     @property
     def url(self) -> str:
@@ -63,26 +62,10 @@ class Process:
 
     def processes(self) -> list[psutil.Process]:
         """Its processes, now."""
-        if self._process is None:
-            return []
-        try:
-            return psutil.Process(self._process.pid).children(recursive=True)
-        except psutil.Error:
-            return []
+        return [] if self._process is None else self._process.processes()
 
     def __enter__(self) -> Self:
-        scratch = launch.scratch_directory()
-        with self._log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", supervisor.__file__, str(scratch), *self._command],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=self._work,
-                env=launch.environment(scratch, self._settings),
-                # Ctrl-C in the terminal is for us: we end the peer in order.
-                start_new_session=True,
-            )
+        self._process = Supervised(self._command, launch.scratch_directory(), self._work, self._log, self._settings)
         try:
             self._wait_ready()
         except BaseException:
@@ -97,14 +80,8 @@ class Process:
 
     def _stop(self) -> None:
         process, self._process = self._process, None
-        if process is None or process.stdin is None:
-            return
-        process.stdin.close()  # the supervisor takes it for an order to end
-        try:
-            process.wait(supervisor.GRACE_S + 10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process is not None:
+            process.stop()
 
     def _wait_ready(self) -> None:
         """Wait until all of its workers are ready and it answers a prediction.
@@ -116,7 +93,7 @@ class Process:
         with requests.Session() as session:
             session.trust_env = False
             while not self._ready(session):
-                if self._process is None or self._process.poll() is not None:
+                if self._process is None or not self._process.running:
                     raise UserError(f"did not start: {self._last_words()}", hint=f"all that it said: {self._log}")
                 if time.monotonic() > deadline:
                     raise UserError(f"not ready within {START_S:g} s: {self._last_words()}", hint=f"see {self._log}")

@@ -5,10 +5,7 @@ logs, its keys and `state.json`. Its scratch directory, for worker sockets and e
 temporary directory, since the path of a socket may have 107 bytes at most.
 """
 
-import contextlib
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +15,7 @@ from typing import IO, Any, Self
 
 import psutil
 
-from scripts.lib import launch, supervisor
+from scripts.lib import launch
 from scripts.lib import properties as props
 from scripts.lib.addresses import REST, check_ports, client_url
 from scripts.lib.errors import UserError
@@ -39,6 +36,7 @@ from scripts.lib.state import (
     read_key,
     sweep,
 )
+from scripts.lib.supervised import Supervised
 
 _POLL_S = 0.1
 _ASK_S = 2.0
@@ -103,7 +101,7 @@ class TorchServe:
         self.timeout = timeout
         self._java = java
         self._env = dict(env or {})
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Supervised | None = None
         self._log = ServerLog(self.work_dir / "logs" / "ts_log.log")
         self._lock: IO[bytes] | None = None
 
@@ -145,18 +143,7 @@ class TorchServe:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
         server = launch.command(java, scratch, self.properties_path, self.properties, self.model_store)
-        command = [sys.executable, "-I", supervisor.__file__, str(scratch), *server]
-        with (self.work_dir / "logs" / "console.log").open("wb") as console:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=console,
-                stderr=subprocess.STDOUT,
-                cwd=self.work_dir,
-                env=launch.environment(scratch, self._env),
-                # Ctrl-C in the terminal is for us: we end the server in order.
-                start_new_session=True,
-            )
+        self._process = Supervised(server, scratch, self.work_dir, self.work_dir / "logs" / "console.log", self._env)
 
     def wait_ready(
         self,
@@ -209,22 +196,9 @@ class TorchServe:
             if self._lock is not None:  # a start that did not get as far as a process
                 self._release()
             return
-        tree = self.processes()
-        _order(process, supervisor.TERMINATE if graceful else supervisor.KILL)
         try:
-            process.wait(supervisor.GRACE_S + 7)
-        except KeyboardInterrupt:
-            # Asked again: no more patience.
-            _order(process, supervisor.KILL)
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
+            process.stop(graceful)
         finally:
-            if process.stdin is not None:
-                with contextlib.suppress(OSError):
-                    process.stdin.close()
-            _kill_all(tree)
             self._release()
 
     def _release(self) -> None:
@@ -247,7 +221,7 @@ class TorchServe:
     @property
     def running(self) -> bool:
         """Whether the Java process lives."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self._process.running
 
     def __enter__(self) -> Self:
         try:
@@ -287,12 +261,7 @@ class TorchServe:
 
     def processes(self) -> list[psutil.Process]:
         """Java and its workers, now; empty when not running. The supervisor is not among them."""
-        if self._process is None:
-            return []
-        try:
-            return psutil.Process(self._process.pid).children(recursive=True)
-        except psutil.Error:
-            return []
+        return [] if self._process is None else self._process.processes()
 
     @property
     def management(self) -> ManagementClient:
@@ -332,7 +301,7 @@ class TorchServe:
         self._log.read()
         if self._process is None:
             raise RuntimeError("not started")
-        if self._process.poll() is not None:
+        if not self._process.running:
             console = (self.work_dir / "logs" / "console.log").read_text(encoding="utf-8", errors="replace")
             raise StartError(f"TorchServe did not start: {startup_failure(console)}", hint=self._log_hint())
         if self._log.fatal:
@@ -379,19 +348,3 @@ class TorchServe:
                 f" {answer.body.decode('utf-8', 'replace').strip()[:500]}\n" + "\n".join(said[-30:]),
                 hint=self._log_hint(),
             )
-
-
-def _order(process: "subprocess.Popen[bytes]", order: bytes) -> None:
-    """Tell the supervisor to end, if it still listens."""
-    if process.stdin is not None:
-        with contextlib.suppress(OSError):
-            process.stdin.write(order)
-            process.stdin.flush()
-
-
-def _kill_all(processes: list[psutil.Process]) -> None:
-    """Make sure that each of these is gone; psutil tells a reused process id from the old one."""
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    psutil.wait_procs(processes, timeout=5)

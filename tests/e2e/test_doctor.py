@@ -1,16 +1,14 @@
 """batchserve doctor beside a real TorchServe: what only the live server shows, and that it is left as it was."""
 
 import json
-import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import typer
 from typer.testing import CliRunner, Result
@@ -22,6 +20,7 @@ from scripts.lib.errors import UserError
 from scripts.lib.java import find_java
 from scripts.lib.management import ManagementClient
 from scripts.lib.server import TorchServe
+from scripts.lib.supervised import Supervised
 from tests.e2e.archives import write_archive
 from tests.e2e.conftest import CLI, REPOSITORY, serving_mapping, start_server
 from tests.fake_server import serve
@@ -208,21 +207,16 @@ def plain_torchserve(directory: Path, url: str, *, file: Path | None) -> Iterato
     if file is None:
         at = command.index("-f")
         del command[at : at + 2]
-    process = subprocess.Popen(command, cwd=directory, env=launch.environment(scratch, {}), stdout=subprocess.DEVNULL)
+    process = Supervised(command, scratch, directory, directory / "console.log", {})
     try:
         client, deadline = ManagementClient(url), time.monotonic() + 60
         while not ready(client, 1):
-            assert process.poll() is None
+            assert process.running
             assert time.monotonic() < deadline
             time.sleep(0.1)
         yield client
     finally:
-        workers = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-        for each in (process, *workers):
-            with suppress(psutil.Error):
-                each.kill()
-        process.wait(10)
-        shutil.rmtree(scratch, ignore_errors=True)
+        process.stop(graceful=False)
 
 
 def ready(client: ManagementClient, count: int) -> bool:
