@@ -12,10 +12,7 @@ import pytest
 import requests
 from sentence_transformers import SentenceTransformer
 
-from scripts.lib import archive
-from scripts.lib.recipe import Order, prepare
 from scripts.lib.server import TorchServe
-from scripts.lib.source import resolve
 from tests.e2e.conftest import serving_mapping, start_server
 
 TEXTS = ["the cat", 'a dog, "quoted"', "ünïcödé ☃"]
@@ -23,13 +20,9 @@ JSON, LINES, TABLE = "application/json", "application/jsonlines", "text/csv"
 
 
 @pytest.fixture(scope="module")
-def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
-    store = tmp_path_factory.mktemp("store")
-    order = Order(source=resolve(str(tiny_model)), name="tiny", version="1.0")
-    recipe = prepare(order, tmp_path_factory.mktemp("work"))
-    archive.write(store / "tiny.mar", recipe.contents, recipe.members)
+def server(tiny_archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
     model = {"archive": "tiny.mar", "version": "1.0", "workers": 1, "batch_size": 8, "max_batch_delay": 1}
-    with start_server(tmp_path_factory.mktemp("tiny"), serving_mapping(store, {"tiny": model})) as server:
+    with start_server(tmp_path_factory.mktemp("tiny"), serving_mapping(tiny_archive.parent, {"tiny": model})) as server:
         yield server
 
 

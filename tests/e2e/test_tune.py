@@ -1,6 +1,7 @@
 """A tune of a tiny archive on a real TorchServe: interrupted, resumed, applied; nothing stays."""
 
 import json
+import shutil
 import signal
 import tempfile
 import time
@@ -16,9 +17,7 @@ from typer.testing import CliRunner
 
 from scripts.__main__ import app
 from scripts.lib import archive, profiling
-from scripts.lib.recipe import Order, prepare
 from scripts.lib.serving import Serving
-from scripts.lib.source import resolve
 from scripts.lib.trials import Windows
 from scripts.lib.tuner import Tuner
 from scripts.lib.tuning import Point
@@ -39,18 +38,17 @@ def told() -> dict[str, Any]:
 
 
 def test_a_tune_is_interrupted_resumed_and_applied(
-    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("store", "work", "scratch"):
+    for name in ("store", "scratch"):
         Path(name).mkdir()
     # As for a tiny budget, without the risk that a busy machine uses it up
     monkeypatch.setattr(Windows, "within", lambda _: Windows(search=1.0, final=2.0, quiet=1.0))
     monkeypatch.setattr(profiling, "SIZES", (1, 4))
     monkeypatch.setattr(profiling, "PER_SIZE", 3)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
-    recipe = prepare(Order(source=resolve(str(tiny_model)), name="tiny", version="1.0"), Path("work"))
-    archive.write(Path("store/tiny.mar"), recipe.contents, recipe.members)
+    shutil.copyfile(tiny_archive, "store/tiny.mar")
     model = {"archive": "tiny.mar", "version": "1.0", "workers": 3, "batch_size": 32, "max_batch_delay": 9}
     with Path("serving.yaml").open("w") as file:
         file.write("# ours\n")
