@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,6 @@ from torch.nn import functional as F
 
 logger = logging.getLogger(__name__)
 
-Product = Callable[[Tensor], Tensor]
 Shape = tuple[int, int, bool]
 
 GAIN = 0.9  # of the stock product's time, on average, and another layout is worth its memory
@@ -34,32 +34,99 @@ COLD = 2**26  # bytes of weights that a trial goes through in turn: no processor
 ROUNDING = 2.0**-24  # of float32
 
 
+class Layout(Protocol):
+    """A linear layer's weight and bias in an order of their own.
+
+    Attributes:
+        nbytes: what it takes.
+    """
+
+    nbytes: int
+
+    def product(self, input: Tensor) -> Tensor:
+        """`input` @ weight.T + bias, to rounding."""
+
+    def weight(self) -> Tensor:
+        """The weight as it was, made anew."""
+
+
+class Halves:
+    """Weights in half precision, by FBGEMM.
+
+    Args:
+        linear: with weights that half precision holds; see `halved`.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        bias = None if linear.bias is None else linear.bias.detach()
+        self._packed = torch.ops.quantized.linear_prepack_fp16(linear.weight.detach(), bias)
+        self.nbytes = linear.weight.nbytes // 2
+
+    def product(self, input: Tensor) -> Tensor:
+        """See Layout.product."""
+        output: Tensor = torch.ops.quantized.linear_dynamic_fp16(input, self._packed)
+        return output
+
+    def weight(self) -> Tensor:
+        """See Layout.weight."""
+        weight: Tensor = torch.ops.quantized.linear_unpack_fp16(self._packed)[0]
+        return weight.float()
+
+
+class Blocks:
+    """Weights in oneDNN's blocks.
+
+    Args:
+        linear: of a dtype that oneDNN computes here.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        self._bias = None if linear.bias is None else linear.bias.detach()
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
+        self.nbytes = linear.weight.nbytes
+
+    def product(self, input: Tensor) -> Tensor:
+        """See Layout.product."""
+        output: Tensor = torch.ops.mkldnn._linear_pointwise(input, self._packed, self._bias, "none", [], "")
+        return output
+
+    def weight(self) -> Tensor:
+        """See Layout.weight."""
+        weight: Tensor = self._packed.to_dense()
+        return weight
+
+
 class PackedLinear(nn.Module):
     """A linear layer with its weight in another layout.
 
     Args:
         linear: the layer; its parameters are shared, not copied.
-        product: computes it by the other layout.
+        layout: of its weight.
         rows: the number of rows from which that is faster; fewer take the stock product. 1 lets the weight go.
     """
 
-    def __init__(self, linear: nn.Linear, product: Product, rows: int) -> None:
+    def __init__(self, linear: nn.Linear, layout: Layout, rows: int) -> None:
         super().__init__()
-        self.weight: Tensor | None = linear.weight if rows > 1 else None
-        self.bias: Tensor | None = linear.bias if rows > 1 else None
         self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias: Tensor | None = linear.bias
         self.rows = rows
-        self._product = product
+        self._own: Tensor | None = linear.weight if rows > 1 else None
+        self._layout = layout
+
+    @property
+    def weight(self) -> Tensor:
+        """(outputs, inputs). Made anew where it was let go: right for whoever reads it, and slow."""
+        return self._layout.weight() if self._own is None else self._own
 
     def forward(self, input: Tensor) -> Tensor:
         """`input` @ weight.T + bias, to rounding."""
-        if self.weight is not None and input.numel() < self.rows * self.in_features:
-            return F.linear(input, self.weight, self.bias)
-        return self._product(input)
+        if self._own is not None and input.numel() < self.rows * self.in_features:
+            return F.linear(input, self._own, self.bias)
+        return self._layout.product(input)
 
 
-def halved(linear: nn.Linear) -> Product | None:
-    """The product by weights in half precision; None where they, or this machine, do not allow it.
+def halved(linear: nn.Linear) -> Halves | None:
+    """A layer's weights in half precision; None where they, or this machine, do not allow it.
 
     The weights' own error must stay below what float32 rounds away: every row of the weight differs from its half by
     at most 2⁻²⁴ of its norm.
@@ -68,21 +135,12 @@ def halved(linear: nn.Linear) -> Product | None:
     if weight.dtype != torch.float32 or not _fbgemm():
         return None
     error = torch.linalg.vector_norm(weight.half().float() - weight, dim=1)
-    if not bool((error <= ROUNDING * torch.linalg.vector_norm(weight, dim=1)).all()):
-        return None
-    bias = None if linear.bias is None else linear.bias.detach()
-    packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
-    return lambda input: torch.ops.quantized.linear_dynamic_fp16(input, packed)
+    return Halves(linear) if bool((error <= ROUNDING * torch.linalg.vector_norm(weight, dim=1)).all()) else None
 
 
-def blocked(linear: nn.Linear) -> Product | None:
-    """The product by oneDNN's blocks; None where it does not compute the weight's dtype on this CPU."""
-    weight = linear.weight.detach()
-    if not _onednn(weight.dtype):
-        return None
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
-    bias = None if linear.bias is None else linear.bias.detach()
-    return lambda input: torch.ops.mkldnn._linear_pointwise(input, packed, bias, "none", [], "")
+def blocked(linear: nn.Linear) -> Blocks | None:
+    """A layer's weights in oneDNN's blocks; None where it does not compute their dtype on this CPU."""
+    return Blocks(linear) if _onednn(linear.weight.dtype) else None
 
 
 def pack_linears(model: nn.Module, room: int) -> int:
@@ -97,7 +155,7 @@ def pack_linears(model: nn.Module, room: int) -> int:
     Returns:
         Bytes that the new layouts take, whatever was let go for them.
     """
-    found: dict[Shape, list[tuple[nn.Module, str, nn.Linear]]] = {}
+    found: dict[Shape, list[tuple[nn.Module, str]]] = {}
     elsewhere: set[int] = set()  # weights that others use too, such as the embedding
     for parent in model.modules():
         if not isinstance(parent, nn.Linear):
@@ -106,34 +164,33 @@ def pack_linears(model: nn.Module, room: int) -> int:
             # subclasses (quantized, adapters) know better themselves
             if type(child) is nn.Linear and child.weight.numel() >= LEAST_WEIGHTS:
                 shape = (child.out_features, child.in_features, child.bias is not None)
-                found.setdefault(shape, []).append((parent, name, child))
+                found.setdefault(shape, []).append((parent, name))
     taken = beside = 0
     for shape in sorted(found, key=lambda shape: -shape[0]):
-        layers = [linear for _, _, linear in found[shape]]
-        if beside + layers[0].weight.nbytes > room:
+        places = found[shape]
+        size = getattr(*places[0]).weight.nbytes
+        if beside + size > room:
             continue
-        least = _faster_from(layers[: max(1, COLD // layers[0].weight.nbytes)])
+        least = _faster_from([getattr(*place) for place in places[: max(1, COLD // size)]])
         if least is None:
             continue
-        for parent, name, linear in found[shape]:
-            size, product = _laid_out(linear)
+        for parent, name in places:  # no list holds the layers: each weight goes when its layout is there
+            linear = getattr(parent, name)
+            layout = _laid_out(linear)
             stays = least > 1 or id(linear.weight) in elsewhere
-            if product is None or (stays and beside + size > room):
+            if layout is None or (stays and beside + layout.nbytes > room):
                 continue
-            setattr(parent, name, PackedLinear(linear, product, least))
-            taken += size
-            beside += size if stays else 0
+            setattr(parent, name, PackedLinear(linear, layout, least))
+            taken += layout.nbytes
+            beside += layout.nbytes if stays else 0
     if taken:
         logger.info("Linear layers hold %.0f MiB of weights in layouts for a few rows", taken / 2**20)
     return taken
 
 
-def _laid_out(linear: nn.Linear) -> tuple[int, Product | None]:
-    """The best layout that a layer allows, and its bytes."""
-    product = halved(linear)
-    if product is not None:
-        return linear.weight.nbytes // 2, product
-    return linear.weight.nbytes, blocked(linear)
+def _laid_out(linear: nn.Linear) -> Layout | None:
+    """The best layout that a layer allows."""
+    return halved(linear) or blocked(linear)
 
 
 def _fbgemm() -> bool:
@@ -150,7 +207,7 @@ def _onednn(dtype: torch.dtype) -> bool:
 @torch.inference_mode()
 def _faster_from(layers: Sequence[nn.Linear]) -> int | None:
     """The fewest rows from which on layers of one shape are faster in another layout; None where it is not worth it."""
-    both = [(layer, product) for layer in layers if (product := _laid_out(layer)[1]) is not None]
+    both = [(layer, layout) for layer in layers if (layout := _laid_out(layer)) is not None]
     if not both:
         return None
     shares = []
@@ -164,14 +221,14 @@ def _faster_from(layers: Sequence[nn.Linear]) -> int | None:
     return max((count for count, _ in slower), default=0) + 1
 
 
-def _stock(layers: Sequence[tuple[nn.Linear, Product]], input: Tensor) -> None:
+def _stock(layers: Sequence[tuple[nn.Linear, Layout]], input: Tensor) -> None:
     for layer, _ in layers:
         F.linear(input, layer.weight, layer.bias)
 
 
-def _other(layers: Sequence[tuple[nn.Linear, Product]], input: Tensor) -> None:
-    for _, product in layers:
-        product(input)
+def _other(layers: Sequence[tuple[nn.Linear, Layout]], input: Tensor) -> None:
+    for _, layout in layers:
+        layout.product(input)
 
 
 def _seconds(*works: Callable[[], object]) -> list[float]:

@@ -76,31 +76,33 @@ def times(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     outputs=st.integers(1, 70),
     bias=st.booleans(),
     least=st.integers(1, 8),
-    layout=st.sampled_from([blocked, halved]),
+    lay_out=st.sampled_from([blocked, halved]),
 )
 def test_the_product_is_the_stock_one(
-    rows: int, inputs: int, outputs: int, bias: bool, least: int, layout: Callable[[nn.Linear], linear.Product | None]
+    rows: int, inputs: int, outputs: int, bias: bool, least: int, lay_out: Callable[[nn.Linear], linear.Layout | None]
 ) -> None:
     torch.manual_seed(rows)
     layer = as_published(nn.Linear(inputs, outputs, bias=bias))
     assert isinstance(layer, nn.Linear)
     x = torch.randn(1, rows, inputs)
-    product = layout(layer)
-    if product is None:
-        assert layout is halved
+    layout = lay_out(layer)
+    if layout is None:
+        assert lay_out is halved
         assert NO_HALVES
         return
     with torch.inference_mode():
-        torch.testing.assert_close(PackedLinear(layer, product, least)(x), F.linear(x, layer.weight, layer.bias))
+        packed = PackedLinear(layer, layout, least)
+        torch.testing.assert_close(packed(x), F.linear(x, layer.weight, layer.bias))
+        assert torch.equal(packed.weight, layer.weight)  # also where the layer let it go
 
 
 @pytest.mark.skipif(not linear._onednn(torch.bfloat16), reason="no bfloat16 instructions")
 def test_bfloat16_is_blocked() -> None:
     layer, x = nn.Linear(70, 50, dtype=torch.bfloat16), torch.randn(1, 5, 70, dtype=torch.bfloat16)
-    product = blocked(layer)
-    assert product is not None
+    layout = blocked(layer)
+    assert layout is not None
     with torch.inference_mode():
-        torch.testing.assert_close(product(x), F.linear(x, layer.weight, layer.bias))
+        torch.testing.assert_close(layout.product(x), F.linear(x, layer.weight, layer.bias))
 
 
 @pytest.mark.skipif(NO_HALVES, reason="no FBGEMM on this processor")
@@ -112,11 +114,11 @@ class TestHalves:
         torch.manual_seed(0)
         layer = nn.Linear(NARROW, WIDE)
         layer.weight.data = (0.05 * torch.randn(WIDE, NARROW)).to(dtype).float()
-        product, x = halved(layer), torch.randn(3, NARROW)
-        assert product is not None
+        layout, x = halved(layer), torch.randn(3, NARROW)
+        assert layout is not None
         with torch.inference_mode():
             exact = F.linear(x.double(), layer.weight.double(), layer.bias.double())
-            error = (product(x) - exact).norm() / exact.norm()
+            error = (layout.product(x) - exact).norm() / exact.norm()
         assert error < 1e-6  # of float32; of half precision it would be 2e-4
 
     @pytest.mark.parametrize(
