@@ -7,11 +7,13 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from transformers.utils.logging import is_progress_bar_enabled
 
 from scripts.lib import profiling, service
 from scripts.lib.errors import UserError
 from scripts.lib.loaded import loaded
 from scripts.lib.profiling import Texts, Worker, profile, token_lengths
+from tests.e2e.archives import ECHO, write_archive
 
 
 @pytest.fixture(autouse=True)
@@ -55,13 +57,45 @@ def test_a_profile_tells_what_ran(tiny_archive: Path) -> None:
     assert found.rates[0].seconds(4, 500) > 0
 
 
-def test_two_workers_are_measured_beside_each_other(tiny_archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_workers_are_measured_beside_each_other(
+    tiny_archive: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tiny_archive.parent)
     children = set(psutil.Process().children())
     found = profile(Path(tiny_archive.name), Texts("short"), workers=2, progress=silent)
     assert len(found.rates) == 2
     left = set(psutil.Process().children()) - children
     assert not [child for child in left if "resource_tracker" not in " ".join(child.cmdline())]  # Python's own may stay
+    assert capfd.readouterr() == ("", ""), "the second one has a process of its own, which is new to everything"
+
+
+def test_a_second_worker_that_fails_says_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match="does not load"), profiling._neighbour(tmp_path / "gone.mar", [], 1, False):
+        pytest.fail("there is none")
+    assert f"There is no archive {tmp_path / 'gone.mar'}" in capfd.readouterr().err
+
+
+def test_loading_hides_progress_bars_and_nothing_that_a_handler_says(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    says = """
+        import logging
+        from transformers.utils.logging import is_progress_bar_enabled
+        logging.getLogger("mine").warning("progress bars: %s", is_progress_bar_enabled())
+        logging.getLogger("ts.torch_handler.base_handler").warning("the model was not compiled")
+        """
+    archive = write_archive(tmp_path / "talks.mar", source=ECHO.replace("        self.where = os.getcwd()", says))
+    assert is_progress_bar_enabled()
+    with loaded(archive):
+        assert is_progress_bar_enabled()
+    assert caplog.messages == ["progress bars: False", "the model was not compiled"]
+    fails = ECHO.replace("self.where = os.getcwd()", 'raise ValueError("no weights")')
+    with (
+        pytest.raises(UserError, match="does not load: ValueError: no weights"),
+        loaded(write_archive(tmp_path / "fails.mar", source=fails)),
+    ):
+        pytest.fail("it is not loaded")
+    assert is_progress_bar_enabled()
 
 
 def test_lengths_are_those_that_the_handler_reads(tiny_archive: Path) -> None:
