@@ -25,9 +25,15 @@ check() {
     "$python" -m "$@" || failed+=("$1")
 }
 
+# mypy reads torch's types for most of a minute the first time, on one core: beside all the others.
+echo "── mypy (beside the others; what it finds is said at the end)"
+types=$(mktemp)
+trap 'kill $(jobs -p) 2>/dev/null || true; rm -f "$types"' EXIT
+"$python" -m mypy >"$types" 2>&1 &
+mypy=$!
+
 check ruff check .
 check ruff format --check .
-check mypy
 # import-linter has no module to run.
 echo "── lint-imports"
 .venv/bin/lint-imports || failed+=(lint-imports)
@@ -38,4 +44,9 @@ fi
 # Two at a time, file by file: much of an end-to-end test is waiting for a server. In the files' own order, which has the
 # long ones early: by their number of tests, the longest would come last and run alone.
 check pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
+if ! wait "$mypy"; then
+    echo "── mypy"
+    cat "$types"
+    failed+=(mypy)
+fi
 [ ${#failed[@]} -eq 0 ]
