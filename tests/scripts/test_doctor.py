@@ -130,6 +130,9 @@ def test_an_unreadable_archive_is_named_and_the_rest_is_told(desk: Path) -> None
         ["--log", "gone.log"],
         ["--management", "http://127.0.0.1:1"],
         ["--management", "nonsense:"],
+        ["--management", "http://[::1"],
+        ["--management", "http://127.0.0.1:99999"],
+        ["--management", "http://127.0.0.1:1", "--token", "k\u20acy\n"],
     ],
 )
 def test_what_cannot_be_read(desk: Path, arguments: list[str]) -> None:
@@ -181,6 +184,30 @@ def test_a_server_as_the_files_have_it(desk: Path) -> None:
         found = as_json("--ts-config", "config.properties", "--management", url)
     assert [finding["code"] for finding in found["findings"]] == ["ignored-key"]
     assert found["server"][0]["max_batch_delay"] == {"value": 5, "source": "config.properties"}
+
+
+@pytest.mark.parametrize("scheme", ["http://", ""])
+def test_a_server_here_is_held_against_this_machine(desk: Path, scheme: str) -> None:
+    """However its URL is written."""
+    text = (
+        BROKEN.replace("batch_size=8\n", "")
+        .replace('"maxWorkers":1', '"maxWorkers":8')
+        .replace('Workers":1', 'Workers":8')
+    )
+    (desk / "config.properties").write_text(text)
+    workers = [{"id": str(9000 + i), "status": "READY", "pid": 1 + i} for i in range(8)]
+    with serve(Server(minWorkers=8, maxWorkers=8, workers=workers)) as url:
+        address = scheme + url.removeprefix("http://")
+        found = as_json("--ts-config", "config.properties", "--management", address)
+    assert "workers-over-cores" in {finding["code"] for finding in found["findings"]}
+
+
+def test_a_server_without_models(desk: Path) -> None:
+    with serve(lambda *_: (200, b'{"models": []}')) as url:
+        alone, beside = run("--management", url), run("--management", url, "--ts-config", "config.properties")
+    assert (alone.exit_code, beside.exit_code) == (0, 1)
+    assert "the server runs no models" in alone.output
+    assert "error server-missing  m 1.0" in beside.output
 
 
 def test_a_wrong_token(desk: Path) -> None:
