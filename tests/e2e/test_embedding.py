@@ -244,6 +244,7 @@ def test_scaling_loses_no_request(server: TorchServe, oracle: SentenceTransforme
             assert answer.status_code == 200, answer.text
             close(answer.json()["embedding"], expected)
             answered[number] += 1
+            done.wait(0.05)  # the workers that start need the cores too
 
     scaler = Scaler(ManagementClient(server.urls.management, server.management_key), "minilm", "1.0")
     with ThreadPoolExecutor(8) as pool:
