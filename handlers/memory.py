@@ -28,10 +28,11 @@ def available() -> int:
 
 @functools.cache
 def keep_freed() -> bool:
-    """Let the process keep the memory that it frees, up to a gibibyte, for its next allocation.
+    """Let the process keep the memory that it frees, up to a gibibyte at the heap's end, for its next allocation.
 
     glibc gives a freed block of some megabytes back to the system at once and asks for it anew, page by page, which
-    costs a CPU more than many an operation on it does.
+    costs a CPU more than many an operation on it does. To be called before there are other threads: those that have an
+    arena of their own keep to its rules.
 
     Returns:
         Whether the C library took it: only glibc does.
@@ -42,6 +43,13 @@ def keep_freed() -> bool:
     settings = ((_MMAP_THRESHOLD, _MOST_MMAP), (_TRIM_THRESHOLD, _KEPT), (_ARENA_MAX, 1))
     answers = [mallopt(which, value) for which, value in settings]
     return all(answers)
+
+
+def trim() -> None:
+    """Give back once what is free now, between blocks that are not: weights that were let go leave such holes."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 PIECE = 2**16  # bytes that are asked for at once
+SMALL = 2**18  # bytes of a request that is kept to be known again; a larger one is parsed each time
 _INT = struct.Struct("!i")
 _END = -1  # of a list
 _TOLD = 1.0  # seconds between two lines that each call would write
@@ -56,6 +57,10 @@ class Reader:
     def since(self, place: int) -> bytearray:
         """What was read from a place on."""
         return self._data[place : self._at]
+
+    def equal(self, place: int, other: bytearray) -> bool:
+        """Whether that is `other`."""
+        return self._at - place == len(other) and self.since(place) == other
 
     def back(self, place: int) -> None:
         """Let what was read from a place on be read again."""
@@ -120,14 +125,16 @@ class Messages:
                 break
             id = bytes(reader.take(length))
             before = self._known.get(id)
+            raw: bytearray | None
             reader.skip()
-            raw = reader.since(place)
-            if before is not None and before[0] == raw:
-                request = before[1]
+            if before is not None and reader.equal(place, before[0]):
+                raw, request = before
             else:
+                raw = reader.since(place) if reader.place - place <= SMALL else None
                 reader.back(place)
                 request = self._codec._retrieve_request(connection)
-            known[id] = raw, request
+            if raw is not None:
+                known[id] = raw, request
             requests.append(request)
         reader.forget()
         self._known = known
@@ -157,9 +164,10 @@ class _Rarely(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if not (isinstance(record.msg, str) and record.msg.startswith("Backend received inference")):
             return True
-        if record.created < self._next:
+        now = time.monotonic()
+        if now < self._next:
             return False
-        self._next = record.created + _TOLD
+        self._next = now + _TOLD
         return True
 
 

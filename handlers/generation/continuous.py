@@ -5,6 +5,7 @@ thread dies, everything that ran is told so, and the next sequence finds a new m
 """
 
 import atexit
+import gc
 import logging
 import threading
 import traceback
@@ -57,6 +58,7 @@ class ContinuousEngine(Engine):
             memory.keep_freed()
         self.model = _load(directory, config, gpu_id)
         self._packed = pack_linears(self.model, _room()) if self.model.device.type == "cpu" else 0
+        memory.trim()
         text_config = self.model.config.get_text_config()
         device = self.model.device.type
         self.vocabulary: int = text_config.vocab_size
@@ -169,9 +171,8 @@ class ContinuousEngine(Engine):
             self.model.set_attn_implementation(attention.NAME)
         manager.batch_processor = manager._create_batch_processor()
         if self.model.config._attn_implementation == attention.NAME:
-            runner, caches = manager.batch_processor.model_runner, manager.batch_processor.cache.cache_allocators
-            full = [allocator.index for kind, allocator in caches.items() if kind == attention.FULL]
-            runner.compute_batch = attention.attend_in_groups(runner.compute_batch, full, self.model.dtype)
+            runner, caches = manager.batch_processor.model_runner, attention.Caches.of(manager.batch_processor.cache)
+            runner.compute_batch = attention.attend_in_groups(runner.compute_batch, caches)
         most = infer_max_single_request_tokens(manager.batch_processor.cache)
         if most < self.max_model_len:  # layers of several kinds share the cache
             logger.warning("The cache holds sequences of %d tokens, not %d", most, self.max_model_len)
@@ -188,7 +189,9 @@ class ContinuousEngine(Engine):
             self._news.append(Output(id, error=_failure()))
             self._forget(id)
         old = self._manager
-        old.batch_processor = None  # frees its cache before the new one's is made
+        old.batch_processor = None
+        gc.collect()  # it is in a circle; the new one needs its cache's memory
+        memory.release()
         try:
             self._manager = self._start()
         except Exception as error:

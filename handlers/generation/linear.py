@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 logger = logging.getLogger(__name__)
 
-Shape = tuple[int, int, bool]
+Shape = tuple[int, int, bool, torch.dtype]
 
 GAIN = 0.9  # of the stock product's time, on average, and another layout is worth its memory
 REPEATS = 3
@@ -115,12 +115,14 @@ class PackedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """(outputs, inputs). Made anew where it was let go: right for whoever reads it, and slow."""
-        return self._layout.weight() if self._own is None else self._own
+        """(outputs, inputs). Where it was let go it is made anew, and stays: who reads it once reads it each step."""
+        if self._own is None:
+            self._own = self._layout.weight()
+        return self._own
 
     def forward(self, input: Tensor) -> Tensor:
         """`input` @ weight.T + bias, to rounding."""
-        if self._own is not None and input.numel() < self.rows * self.in_features:
+        if input.numel() < self.rows * self.in_features and self._own is not None:
             return F.linear(input, self._own, self.bias)
         return self._layout.product(input)
 
@@ -128,14 +130,16 @@ class PackedLinear(nn.Module):
 def halved(linear: nn.Linear) -> Halves | None:
     """A layer's weights in half precision; None where they, or this machine, do not allow it.
 
-    The weights' own error must stay below what float32 rounds away: every row of the weight differs from its half by
-    at most 2⁻²⁴ of its norm.
+    The weights' own error must stay below what float32 rounds away: every row and every column of the weight differs
+    from its half by at most 2⁻²⁴ of its norm. (Columns too: a state may have an entry that outweighs all others.)
     """
     weight = linear.weight.detach()
     if weight.dtype != torch.float32 or not _fbgemm():
         return None
-    error = torch.linalg.vector_norm(weight.half().float() - weight, dim=1)
-    return Halves(linear) if bool((error <= ROUNDING * torch.linalg.vector_norm(weight, dim=1)).all()) else None
+    error = weight.half().float() - weight
+    norm = torch.linalg.vector_norm
+    held = all(bool((norm(error, dim=dim) <= ROUNDING * norm(weight, dim=dim)).all()) for dim in (0, 1))
+    return Halves(linear) if held else None
 
 
 def blocked(linear: nn.Linear) -> Blocks | None:
@@ -163,7 +167,7 @@ def pack_linears(model: nn.Module, room: int) -> int:
         for name, child in parent.named_children():
             # subclasses (quantized, adapters) know better themselves
             if type(child) is nn.Linear and child.weight.numel() >= LEAST_WEIGHTS:
-                shape = (child.out_features, child.in_features, child.bias is not None)
+                shape = (child.out_features, child.in_features, child.bias is not None, child.weight.dtype)
                 found.setdefault(shape, []).append((parent, name))
     taken = beside = 0
     for shape in sorted(found, key=lambda shape: -shape[0]):

@@ -25,15 +25,19 @@ def test_memory_stays_within_what_is_free_and_the_containers_limit(
 
 
 _SECOND_BLOCK = """
-import resource
+import resource, threading
 from handlers import memory
 if {kept}:
     assert memory.keep_freed()
-block = b"x" * 2**24
-del block
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-block = b"x" * 2**24
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+def second():
+    block = b"x" * 2**24
+    del block
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = b"x" * 2**24
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+thread = threading.Thread(target=second)
+thread.start()
+thread.join()
 """
 
 
@@ -50,3 +54,21 @@ def test_freed_memory_is_not_asked_for_again_page_by_page() -> None:
 def test_a_c_library_without_mallopt_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: SimpleNamespace())
     assert memory.keep_freed.__wrapped__() is False
+
+
+_HOLES = """
+import ctypes, psutil
+from handlers import memory
+assert memory.keep_freed()
+blocks = [(b"x" * 2**20, b"y" * 2**10) for _ in range(100)]
+blocks = [small for _, small in blocks]
+before = psutil.Process().memory_info().rss
+memory.trim()
+print(before - psutil.Process().memory_info().rss)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library has no malloc_trim")
+def test_holes_are_given_back_when_asked() -> None:
+    told = subprocess.run([sys.executable, "-c", _HOLES], check=True, capture_output=True, text=True)
+    assert int(told.stdout) > 50 * 2**20

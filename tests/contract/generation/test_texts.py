@@ -112,11 +112,27 @@ def test_shared_beginnings_are_computed_once(start: Start, directory: Path, orac
         assert (frontend.handler.engine.stats().prefix_tokens > 100) == sharing
 
 
-@pytest.mark.parametrize("family", ["Qwen2", "Mistral", "GPT2", "Gemma2", "Qwen3"])
-def test_families(start: Start, tmp_path: Path, family: str) -> None:
-    changes: dict[str, Any] = {"head_dim": 8} if family in ("Gemma2", "Qwen3") else {}
-    if family in ("Mistral", "Gemma2"):
-        changes["sliding_window"] = 24
+WINDOW = {"sliding_window": 24}
+EVERYTHING_SEEN = {"layer_types": ["full_attention"] * 2}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("Qwen2", {}),
+        ("Mistral", WINDOW),
+        ("GPT2", {}),
+        ("Gemma2", {**WINDOW, "head_dim": 8}),
+        ("Qwen3", {"head_dim": 8}),
+        # a layer tells a window, and its cache holds everything
+        ("Phi3", {**WINDOW, **EVERYTHING_SEEN}),
+        ("Ministral3", {**WINDOW, **EVERYTHING_SEEN, "head_dim": 8}),
+        # a layer tells no window, and its cache has one
+        ("Qwen2Moe", {**WINDOW, "use_sliding_window": True, "max_window_layers": 1, "num_experts": 4}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_families(start: Start, tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
     directory = tiny_llama(tmp_path / family, family=family, **changes)
     frontend, oracle = start(directory), Oracle(directory)
     asked = prompts(6, seed=1)
