@@ -58,10 +58,6 @@ class Reader:
         """What was read from a place on."""
         return self._data[place : self._at]
 
-    def equal(self, place: int, other: bytearray) -> bool:
-        """Whether that is `other`."""
-        return self._at - place == len(other) and self.since(place) == other
-
     def back(self, place: int) -> None:
         """Let what was read from a place on be read again."""
         self._at = place
@@ -124,13 +120,10 @@ class Messages:
             if length == _END:
                 break
             id = bytes(reader.take(length))
-            before = self._known.get(id)
-            raw: bytearray | None
             reader.skip()
-            if before is not None and reader.equal(place, before[0]):
-                raw, request = before
-            else:
-                raw = reader.since(place) if reader.place - place <= SMALL else None
+            raw = reader.since(place) if reader.place - place <= SMALL else None
+            before, request = self._known.get(id, (None, None))
+            if raw is None or raw != before:
                 reader.back(place)
                 request = self._codec._retrieve_request(connection)
             if raw is not None:
@@ -154,21 +147,30 @@ def read_in_pieces(codec: Any) -> None:
     codec._retrieve_buffer, codec._retrieve_inference_msg = messages.buffer, messages.requests
 
 
-class _Rarely(logging.Filter):
-    """Lets the line that TorchServe's worker logs for each call pass no more than once in `_TOLD` seconds."""
+class _Rarely:
+    """True once in `_TOLD` seconds."""
+
+    def __init__(self) -> None:
+        self._due = 0.0
+
+    def __call__(self) -> bool:
+        now = time.monotonic()
+        if now < self._due:
+            return False
+        self._due = now + _TOLD
+        return True
+
+
+class _CallsRarely(logging.Filter):
+    """Lets the line that TorchServe's worker logs for each call pass rarely."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._next = 0.0
+        self._now = _Rarely()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if not (isinstance(record.msg, str) and record.msg.startswith("Backend received inference")):
-            return True
-        now = time.monotonic()
-        if now < self._next:
-            return False
-        self._next = now + _TOLD
-        return True
+        ours = isinstance(record.msg, str) and record.msg.startswith("Backend received inference")
+        return not ours or self._now()
 
 
 def calm(metrics: Any) -> None:
@@ -179,18 +181,12 @@ def calm(metrics: Any) -> None:
         metrics: the model's, `context.metrics`.
     """
     root = logging.getLogger()
-    if not any(isinstance(known, _Rarely) for known in root.filters):
-        root.addFilter(_Rarely())
-    add_time = metrics.add_time
-    due = 0.0
+    if not any(isinstance(known, _CallsRarely) for known in root.filters):
+        root.addFilter(_CallsRarely())
+    add_time, now = metrics.add_time, _Rarely()
 
     def add_rarely(name: str, *args: Any, **options: Any) -> None:
-        nonlocal due
-        if name == "PredictionTime":
-            now = time.monotonic()
-            if now < due:
-                return
-            due = now + _TOLD
-        add_time(name, *args, **options)
+        if name != "PredictionTime" or now():
+            add_time(name, *args, **options)
 
     metrics.add_time = add_rarely

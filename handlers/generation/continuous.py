@@ -54,13 +54,16 @@ class ContinuousEngine(Engine):
     """
 
     def __init__(self, directory: Path, config: GenerationConfig, gpu_id: int | None, slots: int) -> None:
-        if gpu_id is None:
+        on_gpu = gpu_id is not None and torch.cuda.is_available()
+        device = "cuda" if on_gpu else "cpu"
+        self._packed = 0
+        if not on_gpu:
             memory.keep_freed()
-        self.model = _load(directory, config, gpu_id)
-        self._packed = pack_linears(self.model, _room()) if self.model.device.type == "cpu" else 0
-        memory.trim()
+        self.model = _load(directory, config, torch.device(f"cuda:{gpu_id}" if on_gpu else "cpu"))
+        if not on_gpu:
+            self._packed = pack_linears(self.model, _room())
+            memory.trim()
         text_config = self.model.config.get_text_config()
-        device = self.model.device.type
         self.vocabulary: int = text_config.vocab_size
         self.sizes: Sizes = sizes(
             _geometry(text_config, self.model.dtype),
@@ -272,11 +275,10 @@ class ContinuousEngine(Engine):
                 self._changed.notify()
 
 
-def _load(directory: Path, config: GenerationConfig, gpu_id: int | None) -> Any:
+def _load(directory: Path, config: GenerationConfig, device: torch.device) -> Any:
     trust = config.trust_remote_code
     described = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=trust)
-    on_gpu = gpu_id is not None and torch.cuda.is_available()
-    device = torch.device(f"cuda:{gpu_id}") if on_gpu else torch.device("cpu")
+    on_gpu = device.type == "cuda"
     requested = config.dtype
     if requested == "auto" and on_gpu:
         own = str(getattr(described, "dtype", None) or "").removeprefix("torch.")

@@ -175,12 +175,13 @@ def pack_linears(model: nn.Module, room: int) -> int:
         size = getattr(*places[0]).weight.nbytes
         if beside + size > room:
             continue
-        least = _faster_from([getattr(*place) for place in places[: max(1, COLD // size)]])
+        tried = {place: _laid_out(getattr(*place)) for place in places[: max(1, COLD // size)]}
+        least = _faster_from([(getattr(*place), layout) for place, layout in tried.items() if layout is not None])
         if least is None:
             continue
         for parent, name in places:  # no list holds the layers: each weight goes when its layout is there
             linear = getattr(parent, name)
-            layout = _laid_out(linear)
+            layout = tried.pop((parent, name), None) or _laid_out(linear)
             stays = least > 1 or id(linear.weight) in elsewhere
             if layout is None or (stays and beside + layout.nbytes > room):
                 continue
@@ -209,15 +210,15 @@ def _onednn(dtype: torch.dtype) -> bool:
 
 
 @torch.inference_mode()
-def _faster_from(layers: Sequence[nn.Linear]) -> int | None:
+def _faster_from(layers: Sequence[tuple[nn.Linear, Layout]]) -> int | None:
     """The fewest rows from which on layers of one shape are faster in another layout; None where it is not worth it."""
-    both = [(layer, layout) for layer in layers if (layout := _laid_out(layer)) is not None]
-    if not both:
+    if not layers:
         return None
+    first = layers[0][0]
     shares = []
     for count in ROWS:
-        input = torch.randn(count, layers[0].in_features, dtype=layers[0].weight.dtype)
-        stock, other = _seconds(partial(_stock, both, input), partial(_other, both, input))
+        input = torch.randn(count, first.in_features, dtype=first.weight.dtype)
+        stock, other = _seconds(partial(_stock, layers, input), partial(_other, layers, input))
         shares.append(other / stock)
     if statistics.geometric_mean(shares) > GAIN:
         return None

@@ -173,7 +173,7 @@ def test_what_each_call_writes_is_written_once_a_second(
     metrics = Metrics()
     wire.calm(metrics)
     caplog.set_level(logging.INFO)
-    rarely = next(each for each in root.filters if isinstance(each, wire._Rarely))
+    rarely = next(each for each in root.filters if isinstance(each, wire._CallsRarely))
     kept = []
     for step in range(25):
         now[0] = 1000 + step / 10
