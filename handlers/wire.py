@@ -8,6 +8,7 @@ call brings all open requests again, so that most of what is read is known alrea
 import logging
 import struct
 import time
+from collections.abc import Container
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,13 @@ class Reader:
         self._at += _INT.size
         return int(found)
 
+    def known(self, data: bytearray) -> bool:
+        """Go past `data` if that is what comes next, and is here already."""
+        if not self._data.startswith(data, self._at):
+            return False
+        self._at += len(data)
+        return True
+
     @property
     def place(self) -> int:
         """Where the next field begins; it holds until `forget`."""
@@ -62,22 +70,10 @@ class Reader:
         """Let what was read from a place on be read again."""
         self._at = place
 
-    def skip(self) -> None:
-        """Go past the rest of a request: its headers, pairs of fields, and its inputs, of three fields each."""
-        for fields in (2, 3):
-            while (length := self.number()) != _END:
-                self._pass(length)
-                for _ in range(fields - 1):
-                    self._pass(self.number())
-
     def forget(self) -> None:
         """Let go of what has been read."""
         del self._data[: self._at]
         self._at = 0
-
-    def _pass(self, length: int) -> None:
-        self._need(length)
-        self._at += length
 
     def _need(self, length: int) -> None:
         missing = self._at + length - len(self._data)
@@ -95,10 +91,12 @@ class Messages:
 
     Args:
         codec: the module `ts.protocol.otf_message_handler`.
+        open: ids of the requests whose handler needs no more of them than that they are still there.
     """
 
-    def __init__(self, codec: Any) -> None:
+    def __init__(self, codec: Any, open: Container[str]) -> None:
         self._codec = codec
+        self.open = open
         self._reader: Reader | None = None
         self._known: dict[bytes, tuple[bytearray, Any]] = {}
 
@@ -109,7 +107,8 @@ class Messages:
     def requests(self, connection: Any) -> list[Any]:
         """Takes the place of `_retrieve_inference_msg`.
 
-        A request that the last message brought too, to the byte, is not parsed again. Its id alone is not relied on.
+        A request that the last message brought too, to the byte, is not parsed again, and an open one comes without
+        headers and inputs. Its id alone is not relied on.
         """
         reader = self._of(connection)
         known: dict[bytes, tuple[bytearray, Any]] = {}
@@ -120,15 +119,18 @@ class Messages:
             if length == _END:
                 break
             id = bytes(reader.take(length))
-            reader.skip()
-            raw = reader.since(place) if reader.place - place <= SMALL else None
-            before, request = self._known.get(id, (None, None))
-            if raw is None or raw != before:
-                reader.back(place)
+            reader.back(place)
+            raw, request = self._known.get(id, (None, None))
+            if raw is None or not reader.known(raw):
                 request = self._codec._retrieve_request(connection)
+                raw = reader.since(place) if reader.place - place <= SMALL else None
+                requests.append(request)
+            elif id.decode() in self.open:
+                requests.append({"requestId": id, "headers": [], "parameters": []})
+            else:
+                requests.append(request)
             if raw is not None:
                 known[id] = raw, request
-            requests.append(request)
         reader.forget()
         self._known = known
         return requests
@@ -139,11 +141,17 @@ class Messages:
         return self._reader
 
 
-def read_in_pieces(codec: Any) -> None:
-    """Let TorchServe's codec read by `Messages` from now on, which must be between two messages."""
-    if isinstance(getattr(codec._retrieve_buffer, "__self__", None), Messages):
+def read_in_pieces(codec: Any, open: Container[str] = ()) -> None:
+    """Let TorchServe's codec read by `Messages` from now on, which must be between two messages.
+
+    Args:
+        codec, open: as `Messages` takes them.
+    """
+    messages = getattr(codec._retrieve_buffer, "__self__", None)
+    if isinstance(messages, Messages):
+        messages.open = open
         return
-    messages = Messages(codec)
+    messages = Messages(codec, open)
     codec._retrieve_buffer, codec._retrieve_inference_msg = messages.buffer, messages.requests
 
 
@@ -161,28 +169,37 @@ class _Rarely:
         return True
 
 
-class _CallsRarely(logging.Filter):
-    """Lets the line that TorchServe's worker logs for each call pass rarely."""
+class _Calm:
+    """The module `logging` as TorchServe's codec uses it: of the lines for each call, few are even made.
 
-    def __init__(self) -> None:
-        super().__init__()
+    Args:
+        logging: what it used before.
+    """
+
+    def __init__(self, logging: Any) -> None:
+        self._logging = logging
         self._now = _Rarely()
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        ours = isinstance(record.msg, str) and record.msg.startswith("Backend received inference")
-        return not ours or self._now()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._logging, name)
+
+    def info(self, message: Any, *args: Any, **options: Any) -> None:
+        """Log it, unless it is that line and was logged a moment ago."""
+        ours = isinstance(message, str) and message.startswith("Backend received inference")
+        if not ours or self._now():
+            self._logging.info(message, *args, **options)
 
 
-def calm(metrics: Any) -> None:
+def calm(codec: Any, metrics: Any) -> None:
     """Let a worker that is called many times a second write what it writes for each call only once a second: a line of
     log, and `PredictionTime`, a gauge of which only the last value counts.
 
     Args:
+        codec: the module `ts.protocol.otf_message_handler`.
         metrics: the model's, `context.metrics`.
     """
-    root = logging.getLogger()
-    if not any(isinstance(known, _CallsRarely) for known in root.filters):
-        root.addFilter(_CallsRarely())
+    if not isinstance(codec.logging, _Calm):
+        codec.logging = _Calm(codec.logging)
     add_time, now = metrics.add_time, _Rarely()
 
     def add_rarely(name: str, *args: Any, **options: Any) -> None:

@@ -31,6 +31,7 @@ from handlers.generation.scheduler import NAME as SCHEDULER
 from handlers.generation.scheduler import Manager
 from handlers.generation.settings import GenerationConfig
 from handlers.generation.sizing import CPU_BUDGET_GIB, Geometry, Sizes, sizes
+from handlers.threads import apart
 
 logger = logging.getLogger(__name__)
 
@@ -56,13 +57,9 @@ class ContinuousEngine(Engine):
     def __init__(self, directory: Path, config: GenerationConfig, gpu_id: int | None, slots: int) -> None:
         on_gpu = gpu_id is not None and torch.cuda.is_available()
         device = "cuda" if on_gpu else "cpu"
-        self._packed = 0
         if not on_gpu:
             memory.keep_freed()
-        self.model = _load(directory, config, torch.device(f"cuda:{gpu_id}" if on_gpu else "cpu"))
-        if not on_gpu:
-            self._packed = pack_linears(self.model, _room())
-            memory.trim()
+        self.model, self._packed = apart(lambda: _load(directory, config, gpu_id if on_gpu else None))
         text_config = self.model.config.get_text_config()
         self.vocabulary: int = text_config.vocab_size
         self.sizes: Sizes = sizes(
@@ -95,7 +92,7 @@ class ContinuousEngine(Engine):
         self._changed = threading.Condition(threading.RLock())
         self._stats = Stats(blocks=self.sizes.blocks)
         self._counted = Stats()  # by managers that have failed
-        self._manager = self._start()
+        self._manager = apart(self._start)
         atexit.register(self.stop)
 
     # The interface
@@ -196,7 +193,7 @@ class ContinuousEngine(Engine):
         gc.collect()  # it is in a circle; the new one needs its cache's memory
         memory.release()
         try:
-            self._manager = self._start()
+            self._manager = apart(self._start)
         except Exception as error:
             logger.error("No new engine can be made: %s\n%s", type(error).__name__, _trace(error))
             # Only a new process can help; TorchServe starts one when this one ends.
@@ -275,10 +272,12 @@ class ContinuousEngine(Engine):
                 self._changed.notify()
 
 
-def _load(directory: Path, config: GenerationConfig, device: torch.device) -> Any:
+def _load(directory: Path, config: GenerationConfig, gpu_id: int | None) -> tuple[Any, int]:
+    """The network where it will compute, and the bytes that its weights' own layouts take."""
     trust = config.trust_remote_code
     described = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=trust)
-    on_gpu = device.type == "cuda"
+    on_gpu = gpu_id is not None
+    device = torch.device("cpu" if gpu_id is None else f"cuda:{gpu_id}")
     requested = config.dtype
     if requested == "auto" and on_gpu:
         own = str(getattr(described, "dtype", None) or "").removeprefix("torch.")
@@ -290,7 +289,12 @@ def _load(directory: Path, config: GenerationConfig, device: torch.device) -> An
     model = AutoModelForCausalLM.from_pretrained(
         directory, dtype=getattr(torch, name), local_files_only=True, use_safetensors=True, trust_remote_code=trust
     )
-    return model.to(device).eval()
+    model = model.to(device).eval()
+    if on_gpu:
+        return model, 0
+    packed = pack_linears(model, _room())
+    memory.trim()
+    return model, packed
 
 
 def _geometry(config: Any, dtype: torch.dtype) -> Geometry:

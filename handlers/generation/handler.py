@@ -73,8 +73,9 @@ class GenerationHandler(MailboxHandler):
 
         return start() if grammars.quick(rules) else Later(start)
 
-    def collect(self, timeout: float) -> None:
+    def collect(self, timeout: float) -> bool:
         """See MailboxHandler.collect."""
+        told = False
         for output in self.engine.collect(timeout):
             id, _, number = output.id.rpartition("/")
             found = self._exchanges.get(id)  # another thread may abandon it meanwhile
@@ -83,12 +84,14 @@ class GenerationHandler(MailboxHandler):
             exchange, running = found
             index, waiting = int(number), exchange.first is None
             exchange.add(index, output)
+            told = told or exchange.stream or exchange.done
             if waiting and exchange.first is not None:
                 self.metrics.observe(FIRST_TOKEN, exchange.first - exchange.started)
             if exchange.finished(index) and index in running:
                 running.discard(index)
                 if output.finish is None:  # a stop string, of which the engine knows nothing
                     self.engine.cancel(output.id)
+        return told
 
     def abandon(self, id: str) -> None:
         """See MailboxHandler.abandon."""

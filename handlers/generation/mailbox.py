@@ -38,9 +38,10 @@ from handlers.metrics import BATCH_SIZE_LIMIT
 
 logger = logging.getLogger(__name__)
 
-# Seconds that a call waits for news. The frontend and the worker spend 4 ms of processor time on each call with 16 open
-# requests: where a step takes 250 ms, calls of 50 ms cost 15 % of all. A request that comes meanwhile waits as long.
-ROUND = 0.15
+# Seconds that a call waits for news, longer than most steps: what comes within a step is computed in the next but one
+# anyway, and the frontend and the worker take 5 ms from the cores that the engine computes on for each call.
+ROUND = 0.3
+SILENT = 0.15  # the same where what comes is no news for anybody yet: tokens of answers that are sent whole
 SOON = 0.03  # seconds that a call waits after one that ended a request: its client's next one may be there already
 ADMISSION = 0.05  # seconds that a call waits for its new requests to be admitted; meanwhile the others' news wait
 QUIET = 1.0  # seconds after which a request that has got nothing gets an empty piece
@@ -75,6 +76,7 @@ class _Open:
         head: whether its status and headers have been sent.
         sent: when something was last sent.
         dropped: whether it was given up because no call came.
+        exchange: what runs for it, None where nothing does, or not yet.
     """
 
     admission: "Future[Exchange | Reply]"
@@ -83,14 +85,7 @@ class _Open:
     head: bool = False
     sent: float = field(default_factory=time.monotonic)
     dropped: bool = False
-
-    @property
-    def exchange(self) -> Exchange | None:
-        """What runs for it, None where nothing does."""
-        if not self.admission.done() or self.admission.cancelled() or self.admission.exception() is not None:
-            return None
-        found = self.admission.result()
-        return found if isinstance(found, Exchange) else None
+    exchange: Exchange | None = None
 
 
 class _Keep:
@@ -111,9 +106,9 @@ class MailboxHandler(BaseHandler):
         self.slots = int(context.system_properties.get("batch_size") or 1)
         self.metrics = GenerationMetrics(context.metrics, MetricTypes, context.model_name)
         self.metrics.gauge(BATCH_SIZE_LIMIT, self.slots)
-        wire.read_in_pieces(otf_message_handler)
-        wire.calm(context.metrics)
         self._open: dict[str, _Open] = {}
+        wire.read_in_pieces(otf_message_handler, self._open)
+        wire.calm(otf_message_handler, context.metrics)
         self._ended = False  # whether the last call ended a request
         self._lock = threading.Lock()
         self._renewed = time.monotonic()
@@ -161,8 +156,12 @@ class MailboxHandler(BaseHandler):
         """
 
     @abstractmethod
-    def collect(self, timeout: float) -> None:
-        """Bring the engine's news to the exchanges, waiting at most `timeout` seconds for some."""
+    def collect(self, timeout: float) -> bool:
+        """Bring the engine's news to the exchanges, waiting at most `timeout` seconds for some.
+
+        Returns:
+            Whether a client is to hear of it now.
+        """
 
     @abstractmethod
     def abandon(self, id: str) -> None:
@@ -190,7 +189,7 @@ class MailboxHandler(BaseHandler):
         if any(entry.admission.done() for entry in waiting):
             self.collect(0.0)
         else:
-            self.collect(ADMISSION if waiting else SOON if self._ended else ROUND)
+            self._wait(ADMISSION if waiting else SOON if self._ended else ROUND)
         self._ended = False
         answers = [b""] * len(data)
         for index, id in list(ids.items()):
@@ -203,6 +202,15 @@ class MailboxHandler(BaseHandler):
                     self._ended = True
                     self._forget(id, cancelled=False)
         return answers
+
+    def _wait(self, seconds: float) -> None:
+        """Wait for news that a client is to hear of, at most so long."""
+        begun = time.monotonic()
+        passed = 0.0
+        while not self.collect(seconds - passed):
+            passed = time.monotonic() - begun
+            if passed >= min(seconds, SILENT):
+                return
 
     def _take(self, index: int, id: str, row: Mapping[str, Any]) -> "Future[Exchange | Reply]":
         headers = decoding.Headers(self.context.get_all_request_header(index) or {})
@@ -223,6 +231,8 @@ class MailboxHandler(BaseHandler):
         except BaseException as error:  # noqa: BLE001 - it is the answer, see _refuse; Rust's panics are no Exception
             entry.admission.set_exception(error)
             return
+        if isinstance(found, Exchange):
+            entry.exchange = found
         entry.admission.set_result(found)
 
     def _postpone(self, id: str, entry: _Open, later: Later) -> None:
@@ -250,15 +260,9 @@ class MailboxHandler(BaseHandler):
 
     def _answer(self, index: int, entry: _Open, context: Any) -> bytes | None:
         """What goes to a request now; None for nothing."""
-        if not entry.admission.done():
-            return None
-        context.set_response_content_type(index, "application/json")
-        error = entry.admission.exception()
-        if error is not None:
-            return self._refuse(index, entry, error, context)
-        found = entry.admission.result()
-        if isinstance(found, Reply):
-            return found.body
+        found = entry.exchange
+        if found is None:
+            return self._unstarted(index, entry, context)
         if found.error is not None and not entry.head:
             return self._refuse(index, entry, found.error, context)
         if found.error is not None and found.stream:
@@ -267,9 +271,11 @@ class MailboxHandler(BaseHandler):
         now = time.monotonic()
         if not body and not found.done and now - entry.sent < QUIET:
             return None
-        if found.stream:
+        if found.stream and not entry.head:
             context.set_response_content_type(index, "text/event-stream; charset=utf-8")
             context.set_response_header(index, "Cache-Control", "no-cache")
+        elif not entry.head:
+            context.set_response_content_type(index, "application/json")
         if entry.head or found.stream or not found.done:
             # the frontend sends the head with the first piece, and with a piece that is the last it sends none: an
             # answer that is ready at once is sent as a piece, and ends with an empty one in the next call
@@ -277,6 +283,18 @@ class MailboxHandler(BaseHandler):
             entry.head = True
         entry.sent = now
         return body
+
+    def _unstarted(self, index: int, entry: _Open, context: Any) -> bytes | None:
+        """What goes to a request for which nothing runs."""
+        if not entry.admission.done():
+            return None
+        error = entry.admission.exception()
+        if error is not None:
+            return self._refuse(index, entry, error, context)
+        found = entry.admission.result()
+        assert isinstance(found, Reply)
+        context.set_response_content_type(index, "application/json")
+        return found.body
 
     def _whole(self, index: int, entry: _Open, exchange: Exchange, context: Any) -> bytes:
         """The body once it is done; before, an empty piece."""
@@ -299,6 +317,7 @@ class MailboxHandler(BaseHandler):
             logger.error("Admission failed on one request: %s\n%s", type(error).__name__, trace)
             error = ModelFailure("The handler failed on this request.", code="handler_failure")
         self._count_error(index, error, context)
+        context.set_response_content_type(index, "application/json")
         context.set_response_status(error.status, protocol.phrase(error.status), index)
         if isinstance(error, Overloaded | EngineFailure):
             context.set_response_header(index, "Retry-After", "1")

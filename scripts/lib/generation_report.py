@@ -145,7 +145,7 @@ def _judge(report: Report, dtype: str) -> list[Target]:
     def short(run: Run) -> float | None:
         return run.short_p95_s
 
-    losses = [100 * (1 - ratio) for ratio in ratios("replies", SERVED, ENGINE, rate)]
+    losses = [100 * (1 - ratio) for ratio in ratios("http", SERVED, ENGINE, rate)]
     steps = [each.steps for each in report.first_tokens if each.dtype == dtype]
     beside_vllm = [
         target(f"{workload}: the engine's tokens/s ÷ vLLM's", VLLM_GOAL, found)
@@ -158,7 +158,7 @@ def _judge(report: Report, dtype: str) -> list[Target]:
         target("sharegpt: tokens/s ÷ static batches", STATIC_GOAL, ratios("sharegpt", SERVED, STATIC, rate)),
         target("prefix: tokens/s ÷ not shared", PREFIX_GOAL, ratios("prefix", ENGINE, UNSHARED, rate)),
         target("first token beside running ones: less its prefill", FIRST_TOKEN_STEPS, steps, True, " steps"),
-        target("replies: tokens/s that HTTP and handle cost", HTTP_LOSS, losses, True, " %"),
+        target("http: tokens/s that HTTP and handle cost", HTTP_LOSS, losses, True, " %"),
         *beside_vllm,
     ]
 

@@ -23,6 +23,8 @@ from scripts.lib.openai_api import read_chat
 from scripts.lib.stats import percentile
 
 BESIDE_STATIC = ("replies", "sharegpt")
+HTTP = "http"
+PAIRS, HTTP_REQUESTS, HTTP_ANSWERS = 8, 16, (16, 48)  # so short that a machine's slow moments meet both sides alike
 REPLIES, SHAREGPT, PREFIX_REQUESTS = 32, 24, 16
 DECODING, DECODING_PROMPT, STEP_TOKENS = 8, 32, 64
 PROBES, PROBE_PROMPT = 8, 64
@@ -134,6 +136,8 @@ class Bench:
         if "prefix" in wanted:
             with self._side(UNSHARED) as side:
                 self._prefix(side, found)
+        if HTTP in wanted:
+            self._alternate(found)
         if "first_token" in wanted:
             for number in range(self._settings.rounds):
                 found.first_tokens.append(self._first_token(number))
@@ -149,8 +153,7 @@ class Bench:
             asked = prompts.replies(count, at_once) if name == "replies" else prompts.sharegpt(count)
             self._check(name, asked)
             offline = self._offline(name, STATIC, static, asked, number, found)
-            with self._progress(self._label(name, SERVED, number)):
-                found.runs.append(self._over_http(name, asked, number))
+            found.runs.append(self._over_http(name, asked, number))
             if name == "replies" or vllm is not None:
                 alone = self._offline(name, ENGINE, self._engine, asked, number, found)
                 agreed += [one == two for one, two in zip(alone.tokens, offline.tokens, strict=True)]
@@ -166,11 +169,33 @@ class Bench:
             self._offline("prefix", UNSHARED, unshared, asked, number, found)
             self._offline("prefix", ENGINE, self._engine, asked, number, found)
 
+    def _alternate(self, found: Measured) -> None:
+        """HTTP and the engine alone in turns, the one that comes first changing: what HTTP costs is less than what the
+        same run differs by from one minute to the next."""
+        self._warm()
+        at_once = min(DECODING, self._settings.at_once)
+        for number in range(PAIRS * self._settings.rounds):
+            asked = Prompts(self._tokens, f"{HTTP}:{number}").staggered(HTTP_REQUESTS, DECODING_PROMPT, *HTTP_ANSWERS)
+            self._check(HTTP, asked)
+            for side in (SERVED, ENGINE) if number % 2 else (ENGINE, SERVED):
+                if side == ENGINE:
+                    self._offline(HTTP, ENGINE, self._engine, asked, number, found, at_once)
+                else:
+                    found.runs.append(self._over_http(HTTP, asked, number, at_once))
+
     def _offline(
-        self, name: str, kind: str, side: Side, asked: Sequence[Request], number: int, found: Measured
+        self,
+        name: str,
+        kind: str,
+        side: Side,
+        asked: Sequence[Request],
+        number: int,
+        found: Measured,
+        at_once: int | None = None,
     ) -> Generated:
+        pairs = [(each.prompt, each.new_tokens) for each in asked]
         with self._progress(self._label(name, kind, number)):
-            done = side.generate([(each.prompt, each.new_tokens) for each in asked], self._settings.at_once)
+            done = side.generate(pairs, at_once or self._settings.at_once)
         lengths = [len(tokens) for tokens in done.tokens]
         if lengths != [each.new_tokens for each in asked]:
             raise UserError(f"{name}: {kind} did not generate as many tokens as it was asked for")
@@ -179,8 +204,9 @@ class Bench:
         )
         return done
 
-    def _over_http(self, name: str, asked: Sequence[Request], number: int) -> Run:
-        result = self._load(name, asked, self._settings.at_once)
+    def _over_http(self, name: str, asked: Sequence[Request], number: int, at_once: int | None = None) -> Run:
+        with self._progress(self._label(name, SERVED, number)):
+            result = self._load(name, asked, at_once or self._settings.at_once)
         pairs = [(sample.generated or 0, sample.latency_s) for sample in result.samples]
         if sorted(tokens for tokens, _ in pairs) != sorted(each.new_tokens for each in asked):
             raise UserError(f"{name}: the server did not generate as many tokens as it was asked for")
@@ -283,7 +309,8 @@ class Bench:
             )
 
     def _label(self, name: str, side: str, number: int) -> str:
-        return f"{name} {self._dtype}: {side}, round {number + 1} of {self._settings.rounds}"
+        of = self._settings.rounds * (PAIRS if name == HTTP else 1)
+        return f"{name} {self._dtype}: {side}, round {number + 1} of {of}"
 
 
 def _firsts(result: LoadResult) -> list[float]:

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from scripts.lib.errors import UserError
 from scripts.lib.workloads import Body
 
-WORKLOADS = ("replies", "sharegpt", "prefix", "first_token")
+WORKLOADS = ("replies", "sharegpt", "prefix", "first_token", "http")
 
 SHORT, LONG, LONG_SHARE = 8, 128, 0.25  # new tokens of `replies`
 REPLY_PROMPTS = (16, 128)
@@ -89,6 +89,11 @@ class Prompts:
         prompts = self._log_normal(count, SHAREGPT_PROMPT, most_prompt)
         answers = self._log_normal(count, SHAREGPT_ANSWER, most_answer)
         return [Request(self._draw(length), new) for length, new in zip(prompts, answers, strict=True)]
+
+    def staggered(self, count: int, prompt: int, least: int, most: int) -> list[Request]:
+        """Prompts of one length; answers of `least` to `most` tokens, uniform."""
+        answers = [round(least + (most - least) * share) for share in self._shares(count)]
+        return [Request(self._draw(prompt), new) for new in answers]
 
     def prefix(self, count: int) -> list[Request]:
         """Prompts that have their first 600 tokens in common, and 8 of their own."""

@@ -57,7 +57,8 @@ class Frontend:
                 continue
             # the real frontend sends no head with a first piece that is the last
             assert len(self.pieces[id]) > 1 or "ts_stream_next" not in answer.headers
-            self.answers[id] = replace(answer, body=b"".join(piece.body for piece in self.pieces[id]))
+            head, body = self.pieces[id][0], b"".join(piece.body for piece in self.pieces[id])
+            self.answers[id] = replace(head, body=body, headers={**head.headers, **answer.headers})
             del self._open[id]
         for id in self._open:
             self._open[id] = {"requestId": id.encode(), "headers": [], "parameters": []}

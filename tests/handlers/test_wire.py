@@ -3,7 +3,6 @@
 import importlib.util
 import logging
 import struct
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -107,6 +106,20 @@ def test_a_request_that_comes_again_is_not_parsed_again(codec: ModuleType) -> No
     assert connection.calls == 1
 
 
+def test_of_an_open_request_that_comes_again_only_its_id_is_handed_over() -> None:
+    codec, open = fresh_codec(), {"one"}
+    wire.read_in_pieces(codec, open)
+    changed = (A[0], [], [(b"body", b"text/plain", b"another")])
+    connection = Connection(message(A, B) + message(A, B) + message(changed, B) + message(changed, B))
+    (_, first), (_, second), (_, third) = (codec.retrieve_msg(connection) for _ in range(3))
+    assert first[0]["parameters"][0]["value"] == {"a": 1}
+    assert second == [{"requestId": b"one", "headers": [], "parameters": []}, first[1]]
+    assert third[0]["parameters"][0]["value"] == "another"  # its id alone is not relied on
+    open.clear()
+    _, fourth = codec.retrieve_msg(connection)
+    assert fourth == third
+
+
 def test_another_request_of_the_same_id_is_parsed(codec: ModuleType) -> None:
     other = (A[0], A[1], [(b"body", b"application/json", b'{"a": 2}')])
     connection = Connection(message(A) + message(other) + message(A, other))
@@ -157,33 +170,29 @@ class Metrics:
         self.added.append((name, value))
 
 
-@pytest.fixture
-def root() -> Iterator[logging.Logger]:
-    logger = logging.getLogger()
-    before = list(logger.filters)
-    yield logger
-    logger.filters[:] = before
-
-
 def test_what_each_call_writes_is_written_once_a_second(
-    root: logging.Logger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    codec: ModuleType, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr(wire.time, "monotonic", lambda: now[0])
     metrics = Metrics()
-    wire.calm(metrics)
+    wire.calm(codec, metrics)
+    wire.calm(codec, Metrics())  # another model in this process: the log is no calmer, and no wilder
     caplog.set_level(logging.INFO)
-    rarely = next(each for each in root.filters if isinstance(each, wire._CallsRarely))
+    connection = Connection(message(A) * 25)
     kept = []
     for step in range(25):
         now[0] = 1000 + step / 10
         metrics.add_time("PredictionTime", step)
         metrics.add_time("Other", step)
-        record = logging.makeLogRecord({"msg": "Backend received inference at: %d", "args": (1,)})
-        kept.append(rarely.filter(record))
+        caplog.clear()
+        codec.retrieve_msg(connection)
+        kept.append(any(line.startswith("Backend received inference at: ") for line in caplog.messages))
     assert [value for name, value in metrics.added if name == "PredictionTime"] == [0, 10, 20]
     assert len([value for name, value in metrics.added if name == "Other"]) == 25
     assert [step for step, passed in enumerate(kept) if passed] == [0, 10, 20]
-    logging.info("another line")
-    logging.info("another line")
+    codec.logging.info("another %s", "line")
+    codec.logging.info("another %s", "line")
+    codec.logging.warning("a warning")
     assert caplog.messages.count("another line") == 2
+    assert caplog.messages.count("a warning") == 1

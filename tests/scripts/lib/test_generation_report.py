@@ -28,6 +28,7 @@ GOOD = (
     ran("replies", SERVED, 20.0, 2.0), ran("replies", STATIC, 44.0, 20.0), ran("replies", ENGINE, 19.5),
     ran("sharegpt", SERVED, 10.0), ran("sharegpt", STATIC, 19.0),
     ran("prefix", ENGINE, 2.0), ran("prefix", UNSHARED, 8.0),
+    ran("http", SERVED, 20.0), ran("http", ENGINE, 19.5),
 )  # fmt: skip
 FIRST = FirstToken("float32", 0, 8, step_s=0.1, prefill_s=0.2, busy_s=0.45)
 

@@ -13,7 +13,7 @@ from aiohttp import web
 from scripts.lib import load
 from scripts.lib.errors import UserError
 from scripts.lib.generation_report import SERVED
-from scripts.lib.generation_turns import DECODING, PROBES, Bench, Settings
+from scripts.lib.generation_turns import DECODING, HTTP_ANSWERS, HTTP_REQUESTS, PAIRS, PROBES, Bench, Settings
 from scripts.lib.generation_workloads import LONG, SHORT
 from scripts.lib.generation_yardstick import ENGINE, STATIC, UNSHARED, VLLM, Generated
 from scripts.lib.load import Target
@@ -151,6 +151,19 @@ def test_sharegpt_and_prefix_have_their_sides(model: FakeModel) -> None:
     ]  # fmt: skip
     assert found.agreement is None
     assert {run.short_p95_s for run in found.runs} == {None}
+
+
+def test_http_and_the_engine_alone_take_turns(model: FakeModel) -> None:
+    events: list[str] = []
+    found = bench(model, events, "http", rounds=2).measure()
+    assert events == [f"{ENGINE} {HTTP_REQUESTS}"] * 2 * PAIRS
+    assert [run.side for run in found.runs] == [ENGINE, SERVED, SERVED, ENGINE] * PAIRS
+    assert [run.round for run in found.runs] == [number for number in range(2 * PAIRS) for _ in range(2)]
+    assert len({(run.requests, run.tokens) for run in found.runs}) == 1
+    answers = [body["max_tokens"] for body in model.asked[-HTTP_REQUESTS:]]
+    assert (min(answers), max(answers)) == (HTTP_ANSWERS[0] + 1, HTTP_ANSWERS[1] - 1)
+    prompts = [tuple(body["prompt"]) for body in model.asked]
+    assert len(set(prompts)) == len(prompts)
 
 
 def test_vllm_has_its_turn_beside_the_engine_alone(model: FakeModel) -> None:
