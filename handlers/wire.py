@@ -51,7 +51,15 @@ class Reader:
         return int(found)
 
     def known(self, data: bytearray) -> bool:
-        """Go past `data` if that is what comes next, and is here already."""
+        """Go past `data` if that is what comes next.
+
+        Args:
+            data: which no other thing that may come begins with, or is the beginning of.
+        """
+        while (here := len(self._data) - self._at) < len(data):
+            if not data.startswith(memoryview(self._data)[self._at :]):
+                return False
+            self._need(here + 1)  # it is not over yet, whatever it is
         if not self._data.startswith(data, self._at):
             return False
         self._at += len(data)

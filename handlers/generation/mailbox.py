@@ -41,11 +41,11 @@ logger = logging.getLogger(__name__)
 # Seconds that a call waits for news, longer than most steps: what comes within a step is computed in the next but one
 # anyway, and the frontend and the worker take 5 ms from the cores that the engine computes on for each call.
 ROUND = 0.3
-SILENT = 0.15  # the same where what comes is no news for anybody yet: tokens of answers that are sent whole
+SILENT = 2  # times that a call lets something come of which nobody is to hear yet: tokens of whole answers
 SOON = 0.03  # seconds that a call waits after one that ended a request: its client's next one may be there already
 ADMISSION = 0.05  # seconds that a call waits for its new requests to be admitted; meanwhile the others' news wait
-QUIET = 1.0  # seconds after which a request that has got nothing gets an empty piece
-LEASE = 1.5  # seconds that a request lives without a call
+QUIET = 0.5  # seconds after which a request that has got nothing gets an empty piece
+LEASE = 1.0  # seconds that a request lives without a call: with the two above, what a client that left may hold on to
 LATE = 20.0  # seconds after which the rest of an admission is not begun any more
 LATE_SHARE = 0.5  # of the slots that may wait for it
 _NEXT = "ts_stream_next"
@@ -186,7 +186,8 @@ class MailboxHandler(BaseHandler):
         if new:
             wait(new, ADMISSION)
         waiting = [entry for entry in self._open.values() if not entry.exchange]
-        if any(entry.admission.done() for entry in waiting):
+        ended = any(entry.exchange and entry.exchange.done for entry in self._open.values())  # a stream, in one piece
+        if ended or any(entry.admission.done() for entry in waiting):
             self.collect(0.0)
         else:
             self._wait(ADMISSION if waiting else SOON if self._ended else ROUND)
@@ -205,11 +206,9 @@ class MailboxHandler(BaseHandler):
 
     def _wait(self, seconds: float) -> None:
         """Wait for news that a client is to hear of, at most so long."""
-        begun = time.monotonic()
-        passed = 0.0
-        while not self.collect(seconds - passed):
-            passed = time.monotonic() - begun
-            if passed >= min(seconds, SILENT):
+        until = time.monotonic() + seconds
+        for _ in range(SILENT):
+            if self.collect(max(0.0, until - time.monotonic())):
                 return
 
     def _take(self, index: int, id: str, row: Mapping[str, Any]) -> "Future[Exchange | Reply]":
@@ -260,9 +259,9 @@ class MailboxHandler(BaseHandler):
 
     def _answer(self, index: int, entry: _Open, context: Any) -> bytes | None:
         """What goes to a request now; None for nothing."""
-        found = entry.exchange
-        if found is None:
-            return self._unstarted(index, entry, context)
+        found = entry.exchange or self._unstarted(index, entry, context)
+        if not isinstance(found, Exchange):
+            return found
         if found.error is not None and not entry.head:
             return self._refuse(index, entry, found.error, context)
         if found.error is not None and found.stream:
@@ -284,15 +283,16 @@ class MailboxHandler(BaseHandler):
         entry.sent = now
         return body
 
-    def _unstarted(self, index: int, entry: _Open, context: Any) -> bytes | None:
-        """What goes to a request for which nothing runs."""
+    def _unstarted(self, index: int, entry: _Open, context: Any) -> Exchange | bytes | None:
+        """What goes to a request for which nothing ran a moment ago, or what does run now."""
         if not entry.admission.done():
             return None
         error = entry.admission.exception()
         if error is not None:
             return self._refuse(index, entry, error, context)
         found = entry.admission.result()
-        assert isinstance(found, Reply)
+        if isinstance(found, Exchange):
+            return found
         context.set_response_content_type(index, "application/json")
         return found.body
 

@@ -5,6 +5,9 @@ from collections.abc import Callable, Collection
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
+from scripts.lib.bounded import body_of
+
+TIMEOUT_S = 5.0
 _COUNTER = "ts_inference_requests"
 _UNVERSIONED = "default"  # the label of requests whose URL names no version
 
@@ -30,8 +33,10 @@ def arrivals(url: str, name: str, version: str, default: bool) -> Arrivals:
         try:
             with requests.Session() as session:
                 session.trust_env = False
-                response = session.get(f"{url}/metrics", timeout=5)
-            return _count(response.text, name, versions) if response.ok else None
+                with session.get(f"{url}/metrics", timeout=TIMEOUT_S, stream=True) as response:
+                    if not response.ok:
+                        return None
+                    return _count(body_of(response, TIMEOUT_S).decode(), name, versions)
         except (requests.RequestException, ValueError):
             return None
 

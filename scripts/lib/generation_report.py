@@ -145,7 +145,10 @@ def _judge(report: Report, dtype: str) -> list[Target]:
     def short(run: Run) -> float | None:
         return run.short_p95_s
 
-    losses = [100 * (1 - ratio) for ratio in ratios("http", SERVED, ENGINE, rate)]
+    losses = {
+        workload: [100 * (1 - ratio) for ratio in ratios(workload, SERVED, ENGINE, rate)]
+        for workload in ("replies", "http")
+    }
     steps = [each.steps for each in report.first_tokens if each.dtype == dtype]
     beside_vllm = [
         target(f"{workload}: the engine's tokens/s ÷ vLLM's", VLLM_GOAL, found)
@@ -158,7 +161,10 @@ def _judge(report: Report, dtype: str) -> list[Target]:
         target("sharegpt: tokens/s ÷ static batches", STATIC_GOAL, ratios("sharegpt", SERVED, STATIC, rate)),
         target("prefix: tokens/s ÷ not shared", PREFIX_GOAL, ratios("prefix", ENGINE, UNSHARED, rate)),
         target("first token beside running ones: less its prefill", FIRST_TOKEN_STEPS, steps, True, " steps"),
-        target("http: tokens/s that HTTP and handle cost", HTTP_LOSS, losses, True, " %"),
+        *(
+            target(f"{workload}: tokens/s that HTTP and handle cost", HTTP_LOSS, found, True, " %")
+            for workload, found in losses.items()
+        ),
         *beside_vllm,
     ]
 

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import requests
 
+from scripts.lib.bounded import TooLarge, body_of
 from scripts.lib.errors import UserError
 from scripts.lib.refusals import token_rejected
 
@@ -120,13 +121,15 @@ class InferenceClient:
 
     def _send(self, method: str, url: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Answer:
         try:
-            response = self._session.request(
-                method, url, data=body, headers=headers, timeout=(10, self.timeout), allow_redirects=False
-            )
+            with self._session.request(
+                method, url, data=body, headers=headers, timeout=(10, self.timeout), allow_redirects=False, stream=True
+            ) as response:
+                return Answer(response.status_code, response.headers, body_of(response, self.timeout))
         except requests.Timeout:
             raise UserError(f"{self.url} did not answer within {self.timeout:g} s") from None
+        except TooLarge as error:
+            raise UserError(f"{self.url}: {error}") from None
         except requests.RequestException as error:
             raise UserError(
                 f"no answer from {self.url}: {error}", hint="is it running there? try: batchserve status"
             ) from None
-        return Answer(response.status_code, response.headers, response.content)

@@ -1,5 +1,6 @@
 """TorchServe's management API: a typed client that says what is really wrong when a call fails."""
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
@@ -9,6 +10,7 @@ import requests
 from pydantic import AliasGenerator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
+from scripts.lib.bounded import body_of
 from scripts.lib.errors import UserError
 from scripts.lib.refusals import token_rejected
 
@@ -236,12 +238,12 @@ class ManagementClient:
         content = _json(self._call(method, path, name, **options))
         return str(content.get("status", "")).strip() if isinstance(content, dict) else ""
 
-    def _parsed(self, adapter: TypeAdapter[T], response: requests.Response) -> T:
+    def _parsed(self, adapter: TypeAdapter[T], answer: "_Answer") -> T:
         try:
-            return adapter.validate_json(response.content)
+            return adapter.validate_json(answer.content)
         except ValidationError as error:
-            if _json(response) is None:
-                raise _not_torchserve(self.url, response) from None
+            if _json(answer) is None:
+                raise _not_torchserve(self.url, answer) from None
             fault = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in fault["loc"])
             told = f"{where}: {fault['msg']}" if where else fault["msg"]
@@ -256,7 +258,7 @@ class ManagementClient:
         params: Mapping[str, str | int] | None = None,
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
-    ) -> requests.Response:
+    ) -> "_Answer":
         sent = dict(headers or {})
         if self.token:
             if not (self.token.isascii() and self.token.isprintable()):
@@ -266,21 +268,24 @@ class ManagementClient:
         try:
             with requests.Session() as session:
                 session.trust_env = False  # no proxy, no .netrc: the header above is all there is
-                response = session.request(
-                    method, self.url + path, params=params, headers=sent, timeout=(10, wait), allow_redirects=False
-                )
+                with session.request(
+                    method, self.url + path, params=params, headers=sent, timeout=(10, wait), allow_redirects=False,
+                    stream=True,
+                ) as received:  # fmt: skip
+                    kind = received.headers.get("content-type", "")
+                    answer = _Answer(received.status_code, kind, body_of(received, wait))
         except requests.Timeout:
             raise UserError(
                 f"{self.url} did not answer {method} {path} within {wait:g} s",
                 hint="the server may be busy starting workers: see batchserve status and the server's log",
             ) from None
-        except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError) as error:
+        except requests.ConnectionError as error:
             raise UserError(_unreachable(self.url, error), hint=_WHERE) from None
         except (requests.RequestException, ValueError) as error:
             raise UserError(f"{self.url}: {error}", hint=_WHERE) from None
-        if response.status_code >= 300:
-            raise _refusal(self, method, path, name, response)
-        return response
+        if answer.status >= 300:
+            raise _refusal(self, method, path, name, answer)
+        return answer
 
 
 _PORT = "the management port is 8081 by default; name it with --management URL"
@@ -316,32 +321,39 @@ def _unreachable(url: str, error: Exception) -> str:
     return f"no TorchServe at {url}: {text}"
 
 
-def _json(response: requests.Response) -> Any:
+@dataclass(frozen=True)
+class _Answer:
+    """What a server answered, all of it."""
+
+    status: int
+    kind: str
+    content: bytes
+
+
+def _json(answer: _Answer) -> Any:
     try:
-        return response.json()
+        return json.loads(answer.content)
     except (ValueError, RecursionError):
         return None
 
 
-def _not_torchserve(url: str, response: requests.Response) -> UserError:
-    kind = response.headers.get("content-type", "no content type")
-    start = " ".join(response.content[:240].decode("utf-8", "replace")[:60].split())
+def _not_torchserve(url: str, answer: _Answer) -> UserError:
+    start = " ".join(answer.content[:240].decode("utf-8", "replace")[:60].split())
     return UserError(
-        f"{url} is not TorchServe's management API: it answered {response.status_code} with {kind}: {start!r}",
+        f"{url} is not TorchServe's management API: "
+        f"it answered {answer.status} with {answer.kind or 'no content type'}: {start!r}",
         hint=_PORT,
     )
 
 
-def _refusal(
-    client: ManagementClient, method: str, path: str, name: str | None, response: requests.Response
-) -> UserError:
-    content = _json(response)
+def _refusal(client: ManagementClient, method: str, path: str, name: str | None, answer: _Answer) -> UserError:
+    content = _json(answer)
     if not isinstance(content, dict) or not isinstance(content.get("code"), int) or "message" not in content:
-        return _not_torchserve(client.url, response)
-    status, kind = response.status_code, str(content.get("type", ""))
+        return _not_torchserve(client.url, answer)
+    status, kind = answer.status, str(content.get("type", ""))
     reply = str(content.get("message", "")).strip()
     message, hint = f"TorchServe at {client.url}: {reply} ({status})", ""
-    if token_rejected(status, response.content):
+    if token_rejected(status, answer.content):
         message = f"{client.url}: missing or wrong token (TorchServe answers {status}, not 401)"
         hint = _TOKEN
     elif status == 405 and method in ("POST", "DELETE"):

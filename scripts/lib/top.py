@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import requests
 
+from scripts.lib.bounded import body_of
 from scripts.lib.connection import Connection
 from scripts.lib.errors import UserError
 from scripts.lib.management import ManagementClient, Model, Worker
@@ -156,9 +157,9 @@ def _metrics(url: str) -> tuple[Snapshot, str]:
     try:
         with requests.Session() as session:
             session.trust_env = False  # no proxy, no .netrc
-            answer = session.get(url, timeout=TIMEOUT_S)
-        answer.raise_for_status()
-        found = Snapshot.parse(answer.text)
+            with session.get(url, timeout=TIMEOUT_S, stream=True) as answer:
+                answer.raise_for_status()
+                found = Snapshot.parse(body_of(answer, TIMEOUT_S).decode())
     except requests.RequestException as error:
         return Snapshot(), f"no metrics at {url}: {type(error).__name__}; name the address with --metrics URL"
     except ValueError:

@@ -87,6 +87,38 @@ def test_messages_are_read_as_torchserve_reads_them(messages: list[list[Any]], p
         logging.disable(logging.NOTSET)
 
 
+known_requests = st.lists(requests, min_size=1, max_size=5, unique_by=lambda each: each[0])
+
+
+@settings(deadline=None)
+@given(
+    known_requests,
+    st.lists(st.sets(st.integers(0, 4)), min_size=1, max_size=4),
+    st.sets(names, max_size=2),
+    st.lists(st.integers(1, 200), max_size=30),
+)
+def test_of_open_requests_ids_alone_are_handed_over_whatever_the_pieces(
+    all_requests: list[Any], messages: list[set[int]], open: set[bytes], pieces: list[int]
+) -> None:
+    logging.disable(logging.CRITICAL)
+    try:
+        brought = [[all_requests[i] for i in sorted(chosen) if i < len(all_requests)] for chosen in messages]
+        data = b"".join(message(*each) for each in brought)
+        stock, ours = fresh_codec(), fresh_codec()
+        wire.read_in_pieces(ours, {id.decode() for id in open})
+        connection, same = Connection(data), Connection(data, pieces)
+        before: set[bytes] = set()
+        for each in brought:
+            expected = stock.retrieve_msg(connection)[1]
+            for request in expected:
+                if bytes(request["requestId"]) in before & open:
+                    request.update(headers=[], parameters=[])
+            assert ours.retrieve_msg(same)[1] == expected
+            before = {id for id, _, _ in each}
+    finally:
+        logging.disable(logging.NOTSET)
+
+
 A = (b"one", [(b"h", b"v")], [(b"body", b"application/json", b'{"a": 1}')])
 B = (b"two", [], [(b"body", b"text/plain", b"b")])
 
@@ -126,6 +158,25 @@ def test_another_request_of_the_same_id_is_parsed(codec: ModuleType) -> None:
     (_, first), (_, second), (_, third) = (codec.retrieve_msg(connection) for _ in range(3))
     values = [[request["parameters"][0]["value"]["a"] for request in each] for each in (first, second, third)]
     assert values == [[1], [2], [1, 2]]
+
+
+def test_a_request_that_comes_again_in_pieces_is_known(codec: ModuleType) -> None:
+    long = (b"long", [], [(b"body", b"text/plain", b"x" * (wire.SMALL - 100))])
+    connection = Connection(message(long, A) + message(long, A))
+    (_, first), (_, second) = (codec.retrieve_msg(connection) for _ in range(2))
+    assert second[0] is first[0]
+    assert second[1] is first[1]
+
+
+@pytest.mark.parametrize("cut", [b"", b"x" * 99_999])
+def test_another_of_the_same_id_that_begins_alike_is_not_waited_for(codec: ModuleType, cut: bytes) -> None:
+    """The frontend leaves the body out once a piece of the answer is sent: what was there before never comes."""
+    long = (b"long", [], [(b"body", b"text/plain", b"x" * 100_000)])
+    shorter = (b"long", [], [(b"body", b"text/plain", cut)] if cut else [])
+    connection = Connection(message(long) + message(shorter))
+    (_, first), (_, second) = (codec.retrieve_msg(connection) for _ in range(2))
+    assert len(first[0]["parameters"][0]["value"]) == 100_000
+    assert [parameter["value"] for parameter in second[0]["parameters"]] == ([cut.decode()] if cut else [])
 
 
 def test_a_large_request_is_not_kept(codec: ModuleType) -> None:

@@ -1,5 +1,6 @@
 """What the management client makes of servers that refuse, hang or are something else; the real one is in tests/e2e."""
 
+import contextlib
 import json
 import socket
 import threading
@@ -94,6 +95,49 @@ def test_a_server_that_does_not_answer_in_time() -> None:
             ManagementClient(url, timeout=0.2).list_models()
         assert time.monotonic() - begun < 2
         release.set()
+
+
+def speaking(begin: bytes, again: bytes, pause: float, times: int = 10_000) -> tuple[str, threading.Thread]:
+    """A server that begins an answer and goes on with it until its client leaves, or so often; its URL."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def speak() -> None:
+        peer, _ = listener.accept()
+        with listener, peer, contextlib.suppress(OSError):
+            peer.recv(1000)
+            peer.sendall(begin)
+            for _ in range(times):
+                peer.sendall(again)
+                time.sleep(pause)
+
+    thread = threading.Thread(target=speak)
+    thread.start()
+    return f"http://127.0.0.1:{listener.getsockname()[1]}", thread
+
+
+@pytest.mark.parametrize("length", [b"content-length: 100000000", b"transfer-encoding: chunked", b"connection: close"])
+def test_an_answer_that_does_not_end_in_time(length: bytes) -> None:
+    url, thread = speaking(b"HTTP/1.1 200 OK\r\n" + length + b"\r\n\r\n", b"1\r\n \r\n", 0.05)
+    begun = time.monotonic()
+    with pytest.raises(UserError, match=r"did not answer GET /models within 0\.3 s"):
+        ManagementClient(url, timeout=0.3).list_models()
+    assert time.monotonic() - begun < 3
+    thread.join()
+
+
+def test_an_answer_that_does_not_end_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scripts.lib.bounded.MOST_BYTES", 2**20)
+    url, thread = speaking(b"HTTP/1.1 200 OK\r\n\r\n", b"[" * 2**16, 0.0)
+    with pytest.raises(UserError, match="answered with more than 1 MiB"):
+        ManagementClient(url).list_models()
+    thread.join()
+
+
+def test_an_answer_that_breaks_off() -> None:
+    url, thread = speaking(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n", b"[", 0.0, times=3)
+    with pytest.raises(UserError, match="the connection was closed within an answer"):
+        ManagementClient(url).list_models()
+    thread.join()
 
 
 def test_a_server_that_speaks_no_http() -> None:
