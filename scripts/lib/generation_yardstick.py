@@ -7,6 +7,7 @@ threads and memory for the cache; it needs nothing of this repository.
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -74,6 +75,10 @@ class Yardstick(Offline):
             self.python = str(python)
         if kind == VLLM:
             self.environment = _VLLM_ENVIRONMENT
+        elif kind != STATIC:
+            from handlers.cores import bounded_spinning  # not above: its process imports the archive's own handlers
+
+            self.environment = bounded_spinning(os.environ)  # as where it serves
         self._arguments += [json.dumps(dict(settings)), str(slots)]
 
     def generate(self, requests: Sequence[tuple[Sequence[int], int]], at_once: int) -> Generated:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
 import pytest
 import requests
 
@@ -135,6 +136,11 @@ def test_more_than_slots_and_queue_are_refused_at_once(server: TorchServe, oracl
     text = oracle.text("a", 300, eos_token_id=-1)
     assert all(a.json()["choices"][0]["text"] == text for a, _ in found if a.status_code == 200)
     assert rests(server, 4)
+
+
+def test_helpers_of_the_worker_wait_no_longer_than_is_good(server: TorchServe) -> None:
+    worker = server.management.describe(NAME, "1.0").workers[0].pid
+    assert psutil.Process(worker).environ()["GOMP_SPINCOUNT"] == "2000"
 
 
 def test_plain_bodies(server: TorchServe, oracle: Oracle) -> None:

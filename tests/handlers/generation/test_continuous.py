@@ -1,9 +1,13 @@
 """What the engine on transformers does to its process."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from handlers.cores import BOUNDS, bounded_spinning
 from tests.generation_models import tiny_llama
 
 ENGINE = """
@@ -30,9 +34,18 @@ for _ in range(2):
 """
 
 
-def test_only_the_thread_that_generates_has_helpers(tmp_path: Path) -> None:
-    """With helpers of others beside them, GNU OpenMP lets all of them sleep between two loops."""
+@pytest.mark.parametrize(("bounded", "helpers"), [(True, ["3", "3"]), (False, ["6", "6"])])
+def test_only_the_thread_that_generates_has_helpers(tmp_path: Path, bounded: bool, helpers: list[str]) -> None:
+    """With helpers of others beside them, GNU OpenMP lets all of them sleep between two loops: right where nothing else
+    bounds how long they wait."""
     model = tiny_llama(tmp_path / "model", hidden_size=512, intermediate_size=2048, num_hidden_layers=1)
-    command = [sys.executable, "-c", ENGINE, str(model)]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert told.stdout.split() == ["3", "3"], told.stderr
+    environment = {name: value for name, value in os.environ.items() if name not in BOUNDS}
+    told = subprocess.run(
+        [sys.executable, "-c", ENGINE, str(model)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=bounded_spinning(environment) if bounded else environment,
+    )
+    assert told.stdout.split() == helpers, told.stderr
