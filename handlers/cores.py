@@ -23,7 +23,6 @@ def cores() -> int:
         return count
 
 
-def bounded_spinning(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which OpenMP's helpers wait no longer than is good, unless it says how long itself."""
-    bounded = any(name in environment for name in BOUNDS)
-    return {**environment, **({} if bounded else {"GOMP_SPINCOUNT": _SPINS})}
+def spinning(environment: Mapping[str, str]) -> dict[str, str]:
+    """What an environment lacks for OpenMP's helpers to wait no longer than is good: nothing if it says how long."""
+    return {} if any(name in environment for name in BOUNDS) else {"GOMP_SPINCOUNT": _SPINS}

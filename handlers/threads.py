@@ -15,7 +15,7 @@ from typing import TypeVar
 import psutil
 import torch
 
-from handlers.cores import BOUNDS, cores
+from handlers.cores import cores, spinning
 
 INTERVAL = 5.0  # seconds between two counts
 _WORKER = "model_service_worker.py"
@@ -76,7 +76,7 @@ def apart(work: Callable[[], T]) -> T:
     computes, the same step takes eight times as long. So the environment must bound it (`batchserve serve` does);
     where it says nothing, the work is done here, whose pool then lets all of them sleep at once.
     """
-    if not any(name in os.environ for name in BOUNDS):
+    if spinning(os.environ):
         return work()
     with ThreadPoolExecutor(1, "apart") as executor:
         return executor.submit(work).result()

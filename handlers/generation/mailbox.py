@@ -185,11 +185,11 @@ class MailboxHandler(BaseHandler):
         new = [self._take(index, id, data[index]) for index, id in ids.items() if id not in self._open]
         if new:
             wait(new, ADMISSION)
-        waiting = [entry for entry in self._open.values() if not entry.exchange]
-        ended = any(entry.exchange and entry.exchange.done for entry in self._open.values())  # a stream, in one piece
-        if ended or any(entry.admission.done() for entry in waiting):
+        # something to tell already: what was refused, or the end of a stream that came in one piece
+        if any(entry.exchange.done if entry.exchange else entry.admission.done() for entry in self._open.values()):
             self.collect(0.0)
         else:
+            waiting = not all(entry.exchange for entry in self._open.values())
             self._wait(ADMISSION if waiting else SOON if self._ended else ROUND)
         self._ended = False
         answers = [b""] * len(data)

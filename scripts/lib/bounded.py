@@ -1,16 +1,42 @@
 """Bodies of answers from servers that may be anybody's: they end, in time and in memory."""
 
 import time
+from typing import Any, NamedTuple
 
 import requests
 import urllib3
 
+CONNECT_S = 10.0
 MOST_BYTES = 2**26
 _PIECE = 2**16
 
 
 class TooLarge(requests.RequestException):
     """An answer that is no answer to any question of ours."""
+
+
+class Answer(NamedTuple):
+    """What a server answered; header names are found whatever their case."""
+
+    status: int
+    headers: "requests.structures.CaseInsensitiveDict[str]"
+    body: bytes
+
+
+def ask(session: requests.Session, method: str, url: str, seconds: float, **options: Any) -> Answer:
+    """Send a request, whose redirections are not followed.
+
+    Args:
+        session: what sends it.
+        seconds: that its head may take, and then its body.
+        options: of `requests`.
+
+    Raises:
+        requests.RequestException: there is no answer; see body_of.
+    """
+    waits = (CONNECT_S, seconds)
+    with session.request(method, url, timeout=waits, allow_redirects=False, stream=True, **options) as response:
+        return Answer(response.status_code, response.headers, body_of(response, seconds))
 
 
 def body_of(response: requests.Response, seconds: float) -> bytes:

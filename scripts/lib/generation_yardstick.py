@@ -76,9 +76,9 @@ class Yardstick(Offline):
         if kind == VLLM:
             self.environment = _VLLM_ENVIRONMENT
         elif kind != STATIC:
-            from handlers.cores import bounded_spinning  # not above: its process imports the archive's own handlers
+            from handlers.cores import spinning  # not above: its process imports the archive's own handlers
 
-            self.environment = bounded_spinning(os.environ)  # as where it serves
+            self.environment = spinning(os.environ)  # as where it serves
         self._arguments += [json.dumps(dict(settings)), str(slots)]
 
     def generate(self, requests: Sequence[tuple[Sequence[int], int]], at_once: int) -> Generated:

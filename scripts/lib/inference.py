@@ -3,12 +3,12 @@
 import json
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 from urllib.parse import quote
 
 import requests
 
-from scripts.lib.bounded import TooLarge, body_of
+from scripts.lib.bounded import Answer, TooLarge, ask
 from scripts.lib.errors import UserError
 from scripts.lib.refusals import token_rejected
 
@@ -16,14 +16,6 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 #: A request that any of our handlers answers; of a model that generates text one token is asked.
 PROBE = b'{"text": "ready?"}'
 PROBE_ONE_TOKEN = b'{"text": "ready?", "max_tokens": 1}'
-
-
-class Answer(NamedTuple):
-    """What the server answered; header names are found whatever their case."""
-
-    status: int
-    headers: "requests.structures.CaseInsensitiveDict[str]"
-    body: bytes
 
 
 class InferenceClient:
@@ -121,10 +113,7 @@ class InferenceClient:
 
     def _send(self, method: str, url: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Answer:
         try:
-            with self._session.request(
-                method, url, data=body, headers=headers, timeout=(10, self.timeout), allow_redirects=False, stream=True
-            ) as response:
-                return Answer(response.status_code, response.headers, body_of(response, self.timeout))
+            return ask(self._session, method, url, self.timeout, data=body, headers=headers)
         except requests.Timeout:
             raise UserError(f"{self.url} did not answer within {self.timeout:g} s") from None
         except TooLarge as error:

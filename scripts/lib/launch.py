@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from handlers.cores import bounded_spinning
+from handlers.cores import spinning
 from scripts.lib import properties as props
 from scripts.lib.serving import LOG_ARGUMENT
 from scripts.lib.state import SCRATCH_PREFIX
@@ -56,7 +56,8 @@ def environment(scratch: Path, extra: Mapping[str, str]) -> dict[str, str]:
     if "UTF-8" not in (env.get("LC_ALL") or env.get("LC_CTYPE") or env.get("LANG") or "").upper():
         # Java takes the encoding of file names from the locale.
         env["LC_ALL"] = "C.UTF-8"
-    return {**bounded_spinning(env), **extra}
+    env.update(extra)
+    return {**env, **spinning(env)}
 
 
 def scratch_directory() -> Path:

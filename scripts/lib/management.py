@@ -10,7 +10,7 @@ import requests
 from pydantic import AliasGenerator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
-from scripts.lib.bounded import body_of
+from scripts.lib.bounded import Answer, ask
 from scripts.lib.errors import UserError
 from scripts.lib.refusals import token_rejected
 
@@ -238,9 +238,9 @@ class ManagementClient:
         content = _json(self._call(method, path, name, **options))
         return str(content.get("status", "")).strip() if isinstance(content, dict) else ""
 
-    def _parsed(self, adapter: TypeAdapter[T], answer: "_Answer") -> T:
+    def _parsed(self, adapter: TypeAdapter[T], answer: Answer) -> T:
         try:
-            return adapter.validate_json(answer.content)
+            return adapter.validate_json(answer.body)
         except ValidationError as error:
             if _json(answer) is None:
                 raise _not_torchserve(self.url, answer) from None
@@ -258,7 +258,7 @@ class ManagementClient:
         params: Mapping[str, str | int] | None = None,
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
-    ) -> "_Answer":
+    ) -> Answer:
         sent = dict(headers or {})
         if self.token:
             if not (self.token.isascii() and self.token.isprintable()):
@@ -268,12 +268,7 @@ class ManagementClient:
         try:
             with requests.Session() as session:
                 session.trust_env = False  # no proxy, no .netrc: the header above is all there is
-                with session.request(
-                    method, self.url + path, params=params, headers=sent, timeout=(10, wait), allow_redirects=False,
-                    stream=True,
-                ) as received:  # fmt: skip
-                    kind = received.headers.get("content-type", "")
-                    answer = _Answer(received.status_code, kind, body_of(received, wait))
+                answer = ask(session, method, self.url + path, wait, params=params, headers=sent)
         except requests.Timeout:
             raise UserError(
                 f"{self.url} did not answer {method} {path} within {wait:g} s",
@@ -321,39 +316,30 @@ def _unreachable(url: str, error: Exception) -> str:
     return f"no TorchServe at {url}: {text}"
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """What a server answered, all of it."""
-
-    status: int
-    kind: str
-    content: bytes
-
-
-def _json(answer: _Answer) -> Any:
+def _json(answer: Answer) -> Any:
     try:
-        return json.loads(answer.content)
+        return json.loads(answer.body)
     except (ValueError, RecursionError):
         return None
 
 
-def _not_torchserve(url: str, answer: _Answer) -> UserError:
-    start = " ".join(answer.content[:240].decode("utf-8", "replace")[:60].split())
+def _not_torchserve(url: str, answer: Answer) -> UserError:
+    kind = answer.headers.get("content-type", "no content type")
+    start = " ".join(answer.body[:240].decode("utf-8", "replace")[:60].split())
     return UserError(
-        f"{url} is not TorchServe's management API: "
-        f"it answered {answer.status} with {answer.kind or 'no content type'}: {start!r}",
+        f"{url} is not TorchServe's management API: it answered {answer.status} with {kind}: {start!r}",
         hint=_PORT,
     )
 
 
-def _refusal(client: ManagementClient, method: str, path: str, name: str | None, answer: _Answer) -> UserError:
+def _refusal(client: ManagementClient, method: str, path: str, name: str | None, answer: Answer) -> UserError:
     content = _json(answer)
     if not isinstance(content, dict) or not isinstance(content.get("code"), int) or "message" not in content:
         return _not_torchserve(client.url, answer)
     status, kind = answer.status, str(content.get("type", ""))
     reply = str(content.get("message", "")).strip()
     message, hint = f"TorchServe at {client.url}: {reply} ({status})", ""
-    if token_rejected(status, answer.content):
+    if token_rejected(status, answer.body):
         message = f"{client.url}: missing or wrong token (TorchServe answers {status}, not 401)"
         hint = _TOKEN
     elif status == 405 and method in ("POST", "DELETE"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from handlers.cores import BOUNDS, bounded_spinning
+from handlers.cores import BOUNDS, spinning
 from tests.generation_models import tiny_llama
 
 ENGINE = """
@@ -46,6 +46,6 @@ def test_only_the_thread_that_generates_has_helpers(tmp_path: Path, bounded: boo
         text=True,
         timeout=120,
         check=False,
-        env=bounded_spinning(environment) if bounded else environment,
+        env=environment | spinning(environment) if bounded else environment,
     )
     assert told.stdout.split() == helpers, told.stderr
