@@ -24,7 +24,8 @@ from handlers import memory
 from handlers.config import ConfigError, resolve_dtype
 from handlers.errors import ModelFailure
 from handlers.generation import attention
-from handlers.generation.engine import Engine, EngineDead, EngineFailure, Output, Sequence, Stats, Token
+from handlers.generation.cache_reader import CacheReader, read_in_groups
+from handlers.generation.engine import Engine, EngineDead, EngineFailure, Output, Sampling, Sequence, Stats, Token
 from handlers.generation.linear import pack_linears
 from handlers.generation.sampler import Chain, next_tokens
 from handlers.generation.scheduler import NAME as SCHEDULER
@@ -94,6 +95,7 @@ class ContinuousEngine(Engine):
         self._counted = Stats()  # by managers that have failed
         self._manager = apart(self._start)
         atexit.register(self.stop)
+        self._try()
 
     # The interface
 
@@ -162,6 +164,23 @@ class ContinuousEngine(Engine):
 
     # The manager's life
 
+    def _try(self) -> None:
+        """Generate a little: a prompt, a step that reads the cache, and one more when it is known how it is best read.
+
+        Raises:
+            ConfigError: no request of this model could be answered.
+        """
+        self.submit(Sequence("trial", (0,), min(3, self.max_model_len - 1), Sampling(temperature=0)))
+        while not any(output.error or output.finish for output in self.collect(1.0)):
+            pass
+        if self._manager.failed:
+            self.stop()
+            cause = self._manager.cause
+            raise ConfigError(
+                f"transformers' continuous batching cannot run {self.model.config.model_type} models "
+                f"({type(cause).__name__}: {cause}); where vLLM is installed, engine: vllm may"
+            )
+
     def _start(self) -> Manager:
         if self.model.config._attn_implementation == attention.NAME:
             self.model.set_attn_implementation("sdpa")  # the manager accepts no name of ours
@@ -171,8 +190,8 @@ class ContinuousEngine(Engine):
             self.model.set_attn_implementation(attention.NAME)
         manager.batch_processor = manager._create_batch_processor()
         if self.model.config._attn_implementation == attention.NAME:
-            runner, caches = manager.batch_processor.model_runner, attention.Caches.of(manager.batch_processor.cache)
-            runner.compute_batch = attention.attend_in_groups(runner.compute_batch, caches)
+            runner, reader = manager.batch_processor.model_runner, CacheReader(manager.batch_processor.cache)
+            runner.compute_batch = read_in_groups(runner.compute_batch, reader)
         most = infer_max_single_request_tokens(manager.batch_processor.cache)
         if most < self.max_model_len:  # layers of several kinds share the cache
             logger.warning("The cache holds sequences of %d tokens, not %d", most, self.max_model_len)

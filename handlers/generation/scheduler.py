@@ -118,6 +118,10 @@ class Manager(ContinuousBatchingManager):
             generation thread; returns a token each.
         deliver: called with what a step brought for a sequence, in the generation thread.
         after: called after each step and each idle moment, in the generation thread.
+
+    Attributes:
+        tickets: sequence → its priority and when it came.
+        cause: what the generation thread died of; None while it lives.
     """
 
     def __init__(
@@ -133,6 +137,7 @@ class Manager(ContinuousBatchingManager):
         super().__init__(model, greedy, config)
         self.output_router = _Router(deliver)
         self.tickets: dict[str, tuple[int, float]] = {}
+        self.cause: Exception | None = None
         self._choose = choose
         self._after = after
 
@@ -169,6 +174,10 @@ class Manager(ContinuousBatchingManager):
     def failed(self) -> bool:
         """Whether the generation thread has ended."""
         return not self.is_running() or self.background_thread_status.can_accept_new_requests() is not None
+
+    def _handle_critical_error(self, error: Exception, batch_processor: Any) -> None:
+        self.cause = error
+        super()._handle_critical_error(error, batch_processor)
 
     def _create_batch_processor(self) -> Any:
         processor = super()._create_batch_processor()

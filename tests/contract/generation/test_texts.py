@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from handlers.generation.layout import Layout
 from tests.contract.frontend import CHAT, COMPLETIONS, GREEDY, Frontend, events, text_of
 from tests.contract.generation.conftest import Start
 from tests.generation_models import OpenAIPenalties, Oracle, prompts, tiny_llama
@@ -141,3 +143,27 @@ def test_families(start: Start, tmp_path: Path, family: str, changes: dict[str, 
     )
     for (prompt, count), answer in zip(asked, answers, strict=True):
         assert text_of(answer) == oracle.text(prompt, count)
+
+
+def test_answers_read_their_keys_in_the_cache_itself(
+    start: Start, directory: Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frontend, by_head, read = start(directory), Layout.by_head, []
+
+    def counted(layout: Layout, kv_heads: int) -> list[torch.Tensor]:
+        read.append(kv_heads)
+        return by_head(layout, kv_heads)
+
+    monkeypatch.setattr(Layout, "by_head", counted)
+    (answer,) = frontend.ask({"prompt": "the cat", "max_tokens": 4, **GREEDY}, route=COMPLETIONS)
+    assert text_of(answer) == oracle.text("the cat", 4)
+    assert len(read) == 3 * 2 * 2  # three steps, two layers, keys and values
+
+
+def test_a_model_that_the_engine_cannot_run_is_refused_when_it_is_loaded(start: Start, tmp_path: Path) -> None:
+    """DeepSeek's layers keep compressed keys, which transformers' paged cache has no place for."""
+    shape = {"kv_lora_rank": 8, "q_lora_rank": None, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    directory = tiny_llama(tmp_path / "mla", family="DeepseekV2", **shape, **experts, moe_intermediate_size=16)
+    with pytest.raises(Exception, match=r"cannot run deepseek_v2 models .*engine: vllm"):
+        start(directory)

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from handlers.generation import attention
-from handlers.generation.attention import Caches, Layout, arranged, lay_out, split_attention
+from handlers.generation import layout as layouts
+from handlers.generation.attention import split_attention
+from handlers.generation.cache_reader import Handed
+from handlers.generation.layout import Layout, lay_out
 
 DIMENSION, LAYER = 8, 3
 
@@ -48,15 +50,15 @@ def cumulated(lengths: list[int]) -> torch.Tensor:
     return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
 
 
-def check(step: Step, *, laid_out: bool = False) -> None:
+def check(step: Step, *, laid_out: bool = False, cached: bool = False, dtype: torch.dtype = torch.float32) -> None:
     torch.manual_seed(len(step.lengths))
     new = [a for a, _ in step.lengths]
     total = [a + b for a, b in step.lengths]
     if step.window is not None and not laid_out:
         # the cache hands over so many: a window's earlier tokens are gone
         total = [min(t, a + step.window - 1) for a, t in zip(new, total, strict=True)]
-    query = torch.randn(1, step.kv_heads * step.group, sum(new), DIMENSION)
-    key, value = torch.randn(2, 1, step.kv_heads, sum(total), DIMENSION)
+    query = torch.randn(1, step.kv_heads * step.group, sum(new), DIMENSION, dtype=dtype)
+    key, value = torch.randn(2, 1, step.kv_heads, sum(total), DIMENSION, dtype=dtype)
     q_ends, k_ends = cumulated(new), cumulated(total)
     seen = torch.zeros(sum(new), sum(total), dtype=torch.bool)
     for (q0, q1), (k0, k1) in zip(
@@ -68,12 +70,20 @@ def check(step: Step, *, laid_out: bool = False) -> None:
             seen[row, first : last + 1] = True
     many = [t.repeat_interleave(step.group, 1) for t in (key, value)]
     expected = F.scaled_dot_product_attention(query, *many, attn_mask=seen, scale=step.scaling).transpose(1, 2)
-    layout = None
+    layout = handed = None
     if laid_out:
         groups, pieces, places = lay_out(q_ends.tolist(), k_ends.tolist())
         assert set(places.tolist()) == set(range(sum(total)))
-        key, value = (x[:, :, places] for x in (key, value))
         layout = Layout(groups, pieces, {LAYER})
+        if cached:  # its tokens lie about in a larger cache, and the layer hands over the new ones alone
+            index = torch.randperm(2 * sum(total))[: sum(total)]
+            layout = Layout(groups, pieces, {LAYER}, None, index[places])
+            cache = torch.randn(2, 2 * sum(total), step.kv_heads, DIMENSION, dtype=dtype)
+            cache[:, index] = torch.stack([key, value])[:, 0].transpose(1, 2)
+            key, value = torch.randn(2, 1, step.kv_heads, sum(new), DIMENSION, dtype=dtype)
+            handed = Handed(key, value, (cache[0], cache[1]), lambda as_they_are: None)
+        else:
+            key, value = (x[:, :, places] for x in (key, value))
     out, weights = split_attention(
         layer(LAYER),
         query,
@@ -85,6 +95,7 @@ def check(step: Step, *, laid_out: bool = False) -> None:
         scaling=step.scaling,
         sliding_window=step.window,
         layout=layout,
+        handed=handed,
     )
     assert weights is None
     torch.testing.assert_close(out, expected)
@@ -103,50 +114,11 @@ def test_answers_alone(step: Step) -> None:
 
 
 @settings(deadline=None)
-@given(steps(most_new=4), st.integers(0, 8))
-def test_keys_laid_out_in_groups(step: Step, call: int) -> None:
+@given(steps(most_new=4), st.integers(0, 8), st.booleans(), st.sampled_from([torch.float32, torch.float64]))
+def test_keys_laid_out_in_groups(step: Step, call: int, cached: bool, dtype: torch.dtype) -> None:
     with pytest.MonkeyPatch.context() as patch:  # the dearer a call, the fewer groups
-        patch.setattr(attention, "_LIMITS", replace(attention._LIMITS, launch_cost=call))
-        check(step, laid_out=True)
-
-
-def test_sequences_of_about_one_length_are_one_call() -> None:
-    (group,), pieces, places = lay_out([0, 1, 2, 3], [0, 5, 9, 14])
-    assert (pieces, group.rows, group.lengths.flatten().tolist(), group.length) == ([], None, [5, 4, 5], 5)
-    assert places.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 9, 10, 11, 12, 13]
-    mask, windowed = (group.mask(window, torch.float32) for window in (None, 2))
-    assert mask is not None
-    assert windowed is not None
-    assert mask.flatten(1).isinf().int().tolist() == [[0, 0, 0, 0, 0], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]]
-    assert windowed.flatten(1).isinf().int().tolist() == [[1, 1, 1, 0, 0], [1, 1, 0, 0, 1], [1, 1, 1, 0, 0]]
-
-
-def test_a_long_sequence_pads_no_short_ones() -> None:
-    groups, _, _ = lay_out([0, 1, 2, 3], [0, 10, 5010, 5020])
-    assert [(len(group.lengths), group.length) for group in groups] == [(2, 10), (1, 5000)]
-    assert groups[0].rows is not None
-    assert groups[0].rows.tolist() == [0, 2]
-
-
-def test_what_reads_no_cache_stays_as_it_is() -> None:
-    step = {"read_index": [torch.empty(0, dtype=torch.int64)], "cu_seq_lens_q": cumulated([3])}
-    found = arranged(step, Caches((0,), frozenset({0, 1}), {2: 7}))
-    layout = found.pop("layout")
-    assert found == step
-    assert (layout.groups, layout.layers, layout.windows) == ((), (), {2: 7})
-
-
-def test_a_cache_of_windows_is_read_as_it_was() -> None:
-    windows, full = torch.arange(4), torch.arange(10, 16)
-    step = {
-        "read_index": [windows, full],
-        "cu_seq_lens_q": cumulated([1, 1]),
-        "cu_seq_lens_k": {"full_attention": cumulated([4, 2]), "sliding_attention": cumulated([2, 2])},
-    }
-    found = arranged(step, Caches((1,), frozenset({1}), {0: 2}))
-    assert found["read_index"][0] is windows
-    assert found["read_index"][1].tolist() == [10, 11, 12, 13, 14, 15, 15, 15]
-    assert step["read_index"] == [windows, full]  # transformers' own stays
+        patch.setattr(layouts, "_LIMITS", replace(layouts._LIMITS, launch_cost=call))
+        check(step, laid_out=True, cached=cached, dtype=dtype)
 
 
 def test_a_layer_that_the_layout_is_not_for_reads_by_the_lengths() -> None:
@@ -160,6 +132,25 @@ def test_a_layer_that_the_layout_is_not_for_reads_by_the_lengths() -> None:
     for window in (2, None):
         out, _ = split_attention(layer(0), query, key, value, None, sliding_window=window, layout=layout, **ends)
         assert torch.equal(out, expected)
+
+
+def test_a_layer_without_a_number_gets_its_row_also_in_the_next_step() -> None:
+    query, ends = torch.zeros(1, 1, 1, DIMENSION), cumulated([1])
+    notes: list[bool] = []
+    handed = Handed(query, query, None, notes.append)
+    layout = Layout(*lay_out([0, 1], [0, 1])[:2], {0})
+    split_attention(
+        torch.nn.Module(),
+        query,
+        query,
+        query,
+        None,
+        cu_seq_lens_q=ends,
+        cu_seq_lens_k=ends,
+        layout=layout,
+        handed=handed,
+    )
+    assert notes == [False]
 
 
 @pytest.mark.parametrize("name", ["softcap", "s_aux", "position_bias"])
