@@ -17,7 +17,8 @@ Where to look:
     engine               the interface: submit, collect, cancel, stats
     continuous           the engine on transformers' continuous batching
     scheduler, sampler   what runs next; logits → the next token, each sequence by its own settings
-    attention            attention over a paged cache, sequence by sequence
+    layout, cache_reader which keys a step reads together; how layers read the paged cache
+    attention            attention over them, sequence by sequence
     vllm_engine          the engine on vLLM, where that is installed
     sizing               memory → cache blocks; pure integers
     settings, metrics    the `handler:` section; what is counted

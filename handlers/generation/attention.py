@@ -9,6 +9,7 @@ share keys and values become rows of one product.
 
 import itertools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -44,12 +45,14 @@ def split_attention(
         query: (1, heads, new tokens, head dimension), the sequences behind each other.
         key, value: (1, key heads, keys, head dimension): cached and new, the sequences behind each other, or as
             `layout` says.
-        cu_seq_lens_q, cu_seq_lens_k: (sequences + 1,) cumulative lengths of both; the keys' are looked at where no
-            layout is.
+        attention_mask: None.
+        cu_seq_lens_q, cu_seq_lens_k: (sequences + 1,) cumulative lengths of both; the keys' for each kind of layer
+            where a layer read nothing by itself, or reads in the cache.
         scaling: of the products; None is 1 / √(head dimension).
         sliding_window: a token sees so many tokens, itself included; None sees all before it.
-        layout: of the keys; None, and for layers that it does not hold for, as the cumulative lengths say.
-        handed: what the layer got from its cache. Where that is to be read, `key` and `value` are the new ones alone.
+        layout: of the keys. None, and for layers that it does not hold for, as the cumulative lengths say.
+        handed: what a layer that the layout holds for got from its cache. Where that is to be read, `key` and `value`
+            are the new ones alone.
 
     Returns:
         (1, new tokens, heads, value dimension), and None for the weights.
@@ -60,16 +63,18 @@ def split_attention(
     for name in ("softcap", "s_aux", "position_bias"):
         if refused.get(name) is not None:
             raise NotImplementedError(f"attention with {name}")
+    if attention_mask is not None:  # transformers makes none for this function: the layer has one of its own
+        raise NotImplementedError("a layer with a mask of its own")
     number, cached = getattr(module, "layer_idx", None), None
     if layout is not None and sliding_window is None and number is not None:
         sliding_window = layout.windows.get(number)
-    if layout is None or number not in layout.layers:
+    if handed is not None and layout is not None:
+        cached = handed.read_there(key, value)
+    elif isinstance(cu_seq_lens_k, Mapping) or (layout is not None and number in layout.layers):
+        raise NotImplementedError("a layer that reads another's keys")
+    else:
         ends = zip(itertools.pairwise(cu_seq_lens_q.tolist()), itertools.pairwise(cu_seq_lens_k.tolist()), strict=True)
         layout = Layout((), [Piece(*new, *all) for new, all in ends if new[1] > new[0]])
-        if handed is not None:
-            handed.note(False)  # no layout says where to read
-    elif handed is not None:
-        cached = handed.read_there(key, value)
     group_masks, piece_masks = layout.masks(sliding_window, query.dtype)
     out = query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1])
     for place, (group, mask) in enumerate(zip(layout.groups, group_masks, strict=True)):

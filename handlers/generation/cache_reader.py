@@ -1,8 +1,8 @@
 """How a model's layers read transformers' paged cache on a CPU.
 
 transformers hands the keys and values of all sequences to a layer in one row, and the layer to attention. Attention
-reads better from the cache itself, head by head. It may where a layer hands over what it got as it is, which most do;
-others, such as those that keep a compressed form and expand it, go on to get the row. A layer's first step that reads
+reads better from the cache itself, head by head. It may where a layer hands over what it got as it is, which nearly all
+do; others, such as DiffLlama's, which cuts the values in two, go on to get the row. A layer's first step that reads
 tells which it is.
 """
 
@@ -41,7 +41,7 @@ class Handed:
             key, value: what the layer handed over.
 
         Raises:
-            NotImplementedError: the layer changes what it gets, in this step as it did not before.
+            NotImplementedError: the layer changes what it got, and did not in an earlier step: the row is not there.
         """
         as_they_are = key is self.key and value is self.value
         self.note(as_they_are)
@@ -83,6 +83,14 @@ class CacheReader:
         layout = Layout(groups, pieces, self._layers, self._windows, indices[index])
         return {**step, "read_index": indices, "layout": layout}
 
+    def arranging(self, compute: Callable[..., None]) -> Callable[..., None]:
+        """What computes a step, `(model, arguments)` → the same with the step's keys laid out for `split_attention`."""
+        # no closure: the trace of an error would hold it, and with it the cache
+        return partial(self._compute, compute)
+
+    def _compute(self, compute: Callable[..., None], model: Any, step: Mapping[str, Any]) -> None:
+        compute(model, self.arranged(step))
+
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, kwargs: dict[str, Any]
     ) -> tuple[Tensor, Tensor]:
@@ -107,12 +115,3 @@ class CacheReader:
             note = partial(self._as_they_are.__setitem__, layer_idx)
             kwargs["handed"] = Handed(key_states, value_states, cached, note)
         return key_states, value_states
-
-
-def read_in_groups(compute: Callable[..., None], reader: CacheReader) -> Callable[..., None]:
-    """What computes a step, `(model, arguments)` → the same with the step's keys laid out for `split_attention`."""
-
-    def compute_arranged(model: Any, step: Mapping[str, Any]) -> None:
-        compute(model, reader.arranged(step))
-
-    return compute_arranged

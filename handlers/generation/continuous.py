@@ -5,7 +5,6 @@ thread dies, everything that ran is told so, and the next sequence finds a new m
 """
 
 import atexit
-import gc
 import logging
 import threading
 import traceback
@@ -24,7 +23,7 @@ from handlers import memory
 from handlers.config import ConfigError, resolve_dtype
 from handlers.errors import ModelFailure
 from handlers.generation import attention
-from handlers.generation.cache_reader import CacheReader, read_in_groups
+from handlers.generation.cache_reader import CacheReader
 from handlers.generation.engine import Engine, EngineDead, EngineFailure, Output, Sampling, Sequence, Stats, Token
 from handlers.generation.linear import pack_linears
 from handlers.generation.sampler import Chain, next_tokens
@@ -168,18 +167,22 @@ class ContinuousEngine(Engine):
         """Generate a little: a prompt, a step that reads the cache, and one more when it is known how it is best read.
 
         Raises:
-            ConfigError: no request of this model could be answered.
+            ConfigError: the engine died of it, as it would of any request.
         """
-        self.submit(Sequence("trial", (0,), min(3, self.max_model_len - 1), Sampling(temperature=0)))
-        while not any(output.error or output.finish for output in self.collect(1.0)):
-            pass
+        prompt = (0,) * min(3, self.max_model_len - 1)
+        self.submit(Sequence("trial", prompt, min(3, self.max_model_len - len(prompt)), Sampling(temperature=0)))
+        ended: Output | None = None
+        while ended is None:
+            ended = next((output for output in self.collect(1.0) if output.error or output.finish), None)
         if self._manager.failed:
             self.stop()
             cause = self._manager.cause
             raise ConfigError(
                 f"transformers' continuous batching cannot run {self.model.config.model_type} models "
                 f"({type(cause).__name__}: {cause}); where vLLM is installed, engine: vllm may"
-            )
+            ) from cause
+        if ended.error is not None:
+            logger.warning("The first tokens of the vocabulary are answered with: %s", ended.error)
 
     def _start(self) -> Manager:
         if self.model.config._attn_implementation == attention.NAME:
@@ -191,7 +194,7 @@ class ContinuousEngine(Engine):
         manager.batch_processor = manager._create_batch_processor()
         if self.model.config._attn_implementation == attention.NAME:
             runner, reader = manager.batch_processor.model_runner, CacheReader(manager.batch_processor.cache)
-            runner.compute_batch = read_in_groups(runner.compute_batch, reader)
+            runner.compute_batch = reader.arranging(runner.compute_batch)
         most = infer_max_single_request_tokens(manager.batch_processor.cache)
         if most < self.max_model_len:  # layers of several kinds share the cache
             logger.warning("The cache holds sequences of %d tokens, not %d", most, self.max_model_len)
@@ -207,9 +210,7 @@ class ContinuousEngine(Engine):
         for id in list(self._chains):
             self._news.append(Output(id, error=_failure()))
             self._forget(id)
-        old = self._manager
-        old.batch_processor = None
-        gc.collect()  # it is in a circle; the new one needs its cache's memory
+        self._manager.forget()  # the new one needs its cache's memory
         memory.release()
         try:
             self._manager = apart(self._start)

@@ -5,8 +5,10 @@ orders those that wait, lets nobody overtake one that has waited long, and lets 
 the stock one forgets.
 """
 
+import gc
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -121,8 +123,9 @@ class Manager(ContinuousBatchingManager):
 
     Attributes:
         tickets: sequence → its priority and when it came.
-        cause: what the generation thread died of; None while it lives.
     """
+
+    batch_processor: Any
 
     def __init__(
         self,
@@ -137,7 +140,6 @@ class Manager(ContinuousBatchingManager):
         super().__init__(model, greedy, config)
         self.output_router = _Router(deliver)
         self.tickets: dict[str, tuple[int, float]] = {}
-        self.cause: Exception | None = None
         self._choose = choose
         self._after = after
 
@@ -175,9 +177,21 @@ class Manager(ContinuousBatchingManager):
         """Whether the generation thread has ended."""
         return not self.is_running() or self.background_thread_status.can_accept_new_requests() is not None
 
-    def _handle_critical_error(self, error: Exception, batch_processor: Any) -> None:
-        self.cause = error
-        super()._handle_critical_error(error, batch_processor)
+    @property
+    def cause(self) -> Exception | None:
+        """What the generation thread died of, as far as it is known."""
+        error: Exception | None = self.background_thread_status.fatal_error
+        return error
+
+    def forget(self) -> None:
+        """Let the cache of a manager that has failed go: what it died of holds it too, in the frames of its trace."""
+        self.batch_processor = None
+        error: BaseException | None = self.cause
+        while error is not None:
+            traceback.clear_frames(error.__traceback__)
+            error = error.__cause__ or error.__context__
+        self.background_thread_status.fatal_error = None
+        gc.collect()  # it is in a circle
 
     def _create_batch_processor(self) -> Any:
         processor = super()._create_batch_processor()

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,13 @@ def test_a_failed_engine_is_told_and_replaced(
     while len(frontend.pieces[streamed]) < 2:
         frontend.call()
     engine._manager._choose = broken
+    cache, begin, freed = weakref.ref(engine._manager.batch_processor.cache.cache_tensor), engine._start, []
+
+    def started() -> Any:
+        freed.append(cache() is None)
+        return begin()
+
+    monkeypatch.setattr(engine, "_start", started)
     frontend.run()
     for id in open_ones:
         assert frontend.answers[id].status == 503
@@ -156,6 +164,7 @@ def test_a_failed_engine_is_told_and_replaced(
     again = {"prompt": "the cat", "max_tokens": 8, **GREEDY}
     assert text_of(frontend.ask(again, route=COMPLETIONS)[0]) == oracle.text("the cat", 8)
     assert engine.stats().rebuilds == 1
+    assert freed == [True]  # there may be no room for two
     assert frontend.at_rest()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from handlers.generation.cache_reader import CacheReader, read_in_groups
+from handlers.generation.cache_reader import CacheReader
 
 PAGES, PAGE, HEADS, SIZE = 3, 4, 2, 8
 
@@ -19,9 +19,10 @@ class Cache:
     """transformers' cache, as far as it is looked at: layer 0 keeps a window, the others everything."""
 
     def __init__(self) -> None:
-        self.pages = torch.randn(2, PAGES, PAGE, HEADS, SIZE)
+        self.layers = torch.randn(3, 2, PAGES, PAGE, HEADS, SIZE)
+        self.pages = self.layers[1]
         full = SimpleNamespace(
-            layer_type="full_attention", index=1, get_cache_for_block_table=lambda layer: tuple(self.pages)
+            layer_type="full_attention", index=1, get_cache_for_block_table=lambda layer: tuple(self.layers[layer])
         )
         window = SimpleNamespace(layer_type="sliding_attention", index=0, sliding_window=7)
         self.layer_to_allocator = {0: window, 1: full, 2: full}
@@ -112,5 +113,5 @@ def test_layers_that_a_layout_is_not_for_get_what_transformers_gives_them() -> N
 
 def test_a_step_is_computed_with_its_layout() -> None:
     seen: list[dict[str, Any]] = []
-    read_in_groups(lambda model, given: seen.append(given), CacheReader(Cache()))("model", step())
+    CacheReader(Cache()).arranging(lambda model, given: seen.append(given))("model", step())
     assert seen[0]["layout"].layers == {1, 2}
