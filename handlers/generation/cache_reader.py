@@ -61,7 +61,6 @@ class CacheReader:
         kinds = cache.layer_to_allocator
         full = {number: allocator for number, allocator in kinds.items() if allocator.layer_type == FULL}
         self._index: int | None = next((allocator.index for allocator in full.values()), None)
-        self._layers = frozenset(full)
         self._windows = {number: int(kinds[number].sliding_window) for number in kinds.keys() - full.keys()}
         self._cached: dict[int, tuple[Tensor, Tensor]] = {}
         for number, allocator in full.items():
@@ -80,7 +79,7 @@ class CacheReader:
             return {**step, "layout": Layout((), (), (), self._windows)}
         groups, pieces, places = lay_out(step["cu_seq_lens_q"].tolist(), step["cu_seq_lens_k"][FULL].tolist())
         indices[index] = indices[index][places]
-        layout = Layout(groups, pieces, self._layers, self._windows, indices[index])
+        layout = Layout(groups, pieces, self._cached.keys(), self._windows, indices[index])
         return {**step, "read_index": indices, "layout": layout}
 
     def arranging(self, compute: Callable[..., None]) -> Callable[..., None]:
